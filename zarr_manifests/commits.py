@@ -102,7 +102,6 @@ class SessionCommits:
 
         With `allow_empty` a commit is made also if nothing has changed.
         """
-        self.writer.check_open()
         step = txn_of(txn)
         steps: tuple[MarkStep, ...] = ()
         if step is not None and step.version is None:
@@ -119,7 +118,7 @@ class SessionCommits:
         )
         workspace = self.writer.workspace
         with workspace.lock, self._ended_if_done():
-            self.writer.check_open()  # another thread's commit may have closed it
+            workspace.check_open()
             if step is not None:  # says so before copies are refused, or much is uploaded
                 check_now(self.writer.context, self.writer.branch, step)
             self.writer.copies.bring_in(discard=discard_unmerged)
@@ -151,10 +150,9 @@ class SessionCommits:
         discard_unmerged: bool = False,
     ) -> str:
         """The id of the snapshot that replaces the branch's head; see `Session.amend`."""
-        self.writer.check_open()
         workspace = self.writer.workspace
         with workspace.lock:
-            self.writer.check_open()
+            workspace.check_open()
             self.writer.copies.bring_in(discard=discard_unmerged)
             head, old = workspace.contents.view, workspace.contents.view.snapshot
             if old.parent is None or old.kind is CommitKind.REWRITE:
@@ -191,7 +189,7 @@ class SessionCommits:
                 f"snapshot {done.snapshot_id} is the first of the repository; no commit made it"
             )
         contents, context = self.writer.workspace.contents, self.writer.context
-        contents.changes = patch(context, done, contents.view, undo=undo)
+        contents.rebase(contents.view, patch(context, done, contents.view, undo=undo))
         steps: tuple[MarkStep, ...] = ()
         if marks == "take":
             before = context.objects.load(done.snapshot.parent, Snapshot)
@@ -226,11 +224,10 @@ class SessionCommits:
 
     def rebase(self, policy: Policy) -> str:
         """Move the changes onto the branch's head; its id. See `Session.rebase`."""
-        self.writer.check_open()
         rebasing, writer = self._rebasing(policy), self.writer
         workspace, context = writer.workspace, writer.context
         with workspace.lock:
-            writer.check_open()
+            workspace.check_open()
             if workspace.token is not None or not workspace.contents.changes:
                 writer.copies.bring_in()
             if not workspace.contents.changes:
@@ -281,17 +278,17 @@ class SessionCommits:
         workspace = self.writer.workspace
         if workspace.landing:  # an interrupt came after a swap, and before the session moved on
             workspace.closed = UNKNOWN
-        self.writer.check_open()
+        workspace.check_open()
         workspace.landing = True
         try:
             done = commit(workspace, self.writer.branch, request)
         except ManifestsError:
             workspace.landing = False
             raise
-        self._go_on(done, self.writer.branch)
+        self._go_on(done)
         return snapshot_id_of(done.head.key)
 
-    def _go_on(self, done: Committed, branch: str) -> None:
+    def _go_on(self, done: Committed) -> None:
         """Continue from the committed snapshot; a failure here does not undo the commit."""
         writer = self.writer
         try:
@@ -302,10 +299,10 @@ class SessionCommits:
             writer.workspace.closed = "its last commit landed, but could not be opened again"
             if not isinstance(error, ManifestsError):
                 raise
-            _LOG.warning("going on after a commit to %r failed", branch, exc_info=True)
+            _LOG.warning("going on after a commit to %r failed", writer.branch, exc_info=True)
             return
         writer.move_to(view, done.at.root.version)
-        compacted = compact_if_due(writer.context, branch, view)
+        compacted = compact_if_due(writer.context, writer.branch, view)
         if compacted is not None:
             writer.move_to(compacted)
 
@@ -371,7 +368,7 @@ def _planned(context: Context, into: str, source: str) -> tuple[SessionCommits, 
         root = context.roots.read().root
         planned = plan_merge(context, root, into, source)
         commits = SessionCommits(SessionWriter(context, planned.base, into, root.version))
-        commits.writer.workspace.contents.changes = planned.changes
+        commits.writer.workspace.rebase(planned.base, planned.changes)
         return commits, planned
 
     return opened(attempt)
@@ -395,7 +392,7 @@ def _rewrite_appends(
         If values before an append were changed too: only appended ones are rewritten.
     """
     there = Workspace(workspace.context, tip, workspace.keys)
-    there.contents.changes = changes
+    there.rebase(tip, changes)
     store = ManifestStore(there, read_only=False)
     for move in moves:
         values = _appended(workspace, move)
@@ -423,8 +420,7 @@ def _values(
     workspace: Workspace, changes: ChangeSet, move: Relocation, start: int, stop: int
 ) -> Any:
     """Values of an array of one axis, read without recording the read."""
-    contents = SessionView(workspace.context, workspace.contents.view)
-    contents.changes = changes
+    contents = SessionView(workspace.context, workspace.contents.view, changes=changes)
     store = ManifestStore(contents, read_only=True)
     return np.asarray(zarr.open_array(store, path=move.path, mode="r")[start:stop])
 

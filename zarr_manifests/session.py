@@ -21,7 +21,6 @@ from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.contents import status_of
 from zarr_manifests.engine.edit.forks import fork_state, merge_forks
-from zarr_manifests.engine.edit.merge_forks import Owners
 from zarr_manifests.engine.edit.move_nodes import (
     move_node,
     reindex_chunks,
@@ -76,7 +75,6 @@ class Fork:
 
     def __init__(self, state: ForkState, runtime: Runtime = SYSTEM) -> None:
         self._store = ManifestStore(state, read_only=False, runtime=runtime)
-        self._owners = Owners()
 
     def __repr__(self) -> str:
         return f"<Fork {self._store!r}>"
@@ -152,7 +150,7 @@ class Fork:
         >>> sorted(zarr.open_group(session.store, mode="r"))
         ['left', 'right']
         """
-        merge_forks(workspace_of(self._store), self._owners, _states(forks))
+        merge_forks(workspace_of(self._store), _states(forks))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Fork, (freeze_store(self._store),)
@@ -851,15 +849,14 @@ class Session:
 
     def _changeable(self) -> Workspace:
         """The workspace, unless the session is closed."""
-        writer = self._writable().writer
-        writer.check_open()
-        return writer.workspace
+        workspace = self._writable().writer.workspace
+        workspace.check_open()
+        return workspace
 
 
 def merge_own(target: Session | Fork, states: Sequence[ForkState]) -> None:
     """Merge forks that the package itself made; the caller's own copies still have to be merged."""
-    owners = target._owners if isinstance(target, Fork) else commits_of(target).writer.copies.owners
-    merge_forks(workspace_of(target.store), owners, states)
+    merge_forks(workspace_of(target.store), states)
 
 
 def _states(forks: Sequence[Fork | ManifestStore]) -> list[ForkState]:

@@ -39,7 +39,6 @@ from zarr_manifests.errors import (
     ManifestsError,
     PickledStoreWarning,
     ReadOnlyError,
-    SessionClosedError,
 )
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import NativeRef
@@ -226,8 +225,7 @@ class ManifestStore(Store):
                 "store was opened in read-only mode and does not support writing; write through "
                 "a session of repo.writable_session(branch)"
             )
-        if self._writes.closed is not None:
-            raise SessionClosedError(f"the session is closed: {self._writes.closed}")
+        self._writes.check_open()
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -240,14 +238,7 @@ class ManifestStore(Store):
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
         contents = self._reads
-        contents.look()
-        view = contents.view
-        try:
-            data = self._read(contents, key, byte_range)
-        except ManifestsError as error:
-            if not contents.moved_on(view, error):
-                raise
-            data = self._read(contents, key, byte_range)
+        data = contents.guarded(partial(self._read, contents, key, byte_range))
         return None if data is None else _buffer(data, prototype)
 
     def _read(

@@ -280,12 +280,12 @@ def merge_without_dedupe(patch: pytest.MonkeyPatch) -> None:
 def strangers_merged(patch: pytest.MonkeyPatch) -> None:
     merge = forks.merge_forks
 
-    def anyone(workspace: Any, owners: Any, states: Any) -> None:
+    def anyone(workspace: Any, states: Any) -> None:
         here = (workspace.contents.view.ref, workspace.keys.lineage)
         states = [replace(state, head=here[0], lineage=here[1]) for state in states]
-        merge(workspace, owners, states)
+        merge(workspace, states)
 
-    patch.setattr("zarr_manifests.engine.edit.copies.merge_forks", anyone)
+    patch.setattr(forks, "merge_forks", anyone)
 
 
 @mutant("A copy writes objects under the names of its original session.", 4)

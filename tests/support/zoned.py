@@ -12,7 +12,7 @@ import zarr_manifests as zm
 from in_order import in_order
 from inside import context_of
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.edit.record_zones import record_zones
+from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
 from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords

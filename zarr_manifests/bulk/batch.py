@@ -32,7 +32,7 @@ from zarr.storage import StorePath
 from zarr.storage._utils import normalize_path
 
 from zarr_manifests.decoding import BulkDecoder, Chunks, place
-from zarr_manifests.engine.edit.bulk_chunks import ChunkFetch, Request, find_keys
+from zarr_manifests.engine.edit.bulk_chunks import ChunkFetch, Request, array_keys, chunks_at_keys
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.coalescing import SPARE
 from zarr_manifests.grid import Coords, IndexArray
@@ -271,10 +271,11 @@ def read_batch(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Res
 
 
 def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results | None:
-    found = find_keys(contents, batch.keys)
-    if found is None:
+    at_keys = array_keys(contents, batch.keys)
+    found = None if at_keys is None else chunks_at_keys(contents, at_keys)
+    if at_keys is None or found is None:
         return None
-    coords, table, rows = found
+    coords, (table, rows) = at_keys.coords, found
     due = np.flatnonzero(rows >= 0)
     corner = batch.corner(coords)
     if decoder.shards is not None and corner is None:

@@ -283,12 +283,11 @@ def _read_together(
     found = chunks_at_keys(contents, at._replace(coords=at.coords[rows]))
     if found is None:
         return False
-    due = np.flatnonzero(found.rows >= 0)
-    if found.table is None or not len(due):
+    table, stored = found
+    due = np.flatnonzero(stored >= 0)
+    if table is None or not len(due):
         return True
-    fetch = ChunkFetch(
-        contents, found.table, gap_bytes=GAP_BYTES, span_bytes=SPAN_BYTES, cached=True
-    )
+    fetch = ChunkFetch(contents, table, gap_bytes=GAP_BYTES, span_bytes=SPAN_BYTES, cached=True)
 
     def take(request: Request) -> bool:
         decoded = decoder.values(request.send())
@@ -297,7 +296,7 @@ def _read_together(
         values[rows[due[request.members]]] = decoded
         return True
 
-    stored = found.rows[due]
+    stored = stored[due]
     inline = contents.inline and not fetch.is_remote(stored)
     return run_all(contents, fetch.requests(stored), take, inline=inline, threaded=False)
 

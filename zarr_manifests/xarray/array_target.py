@@ -32,8 +32,8 @@ from xarray.backends.common import ArrayWriter
 from zarr_manifests.bulk import use_bulk, write_here
 from zarr_manifests.bulk.writing import watched
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
+from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.engine.edit.forks import freeze, revive
-from zarr_manifests.engine.edit.record_zones import record_zones
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.zone_maps import Bounds

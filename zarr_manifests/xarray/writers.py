@@ -320,7 +320,7 @@ def to_session(
         relocate = False
     else:
         commits = commits_of(session)
-        commits.writer.check_open()
+        commits.writer.workspace.check_open()
         relocate = commits.relocates(append_dim)
     for each in _prepared(parts, session):
         put(each, session, scheduler=scheduler, relocate=relocate)

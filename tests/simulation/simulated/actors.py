@@ -30,7 +30,7 @@ from simulated.model import (
 )
 from simulated.process import Process
 from simulated.world import BrokenPromiseError
-from zarr_manifests.engine.edit.record_zones import record_zones
+from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,

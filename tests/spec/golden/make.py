@@ -30,7 +30,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
-from zarr_manifests.engine.edit.record_zones import record_zones
+from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import crc_of
 from zarr_manifests.format.pages import Page

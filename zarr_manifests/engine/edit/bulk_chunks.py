@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.history.follow import collected, expired
+from zarr_manifests.engine.edit.overlay import SessionView, better_error
 from zarr_manifests.engine.objects.chunks import ChunkReader
 from zarr_manifests.engine.snapshot.view import check_axes
 from zarr_manifests.errors import (
@@ -130,29 +129,26 @@ def stream_chunks(
     return ChunkStream(contents, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
 
 
-def find_keys(contents: SessionView, keys: Sequence[str]) -> FoundKeys | None:
-    """The chunks at keys of one array; None if they are not, or lie too far apart in its grid.
+def chunks_at_keys(
+    contents: SessionView, found: ArrayKeys
+) -> tuple[ChunkTable | None, IndexArray] | None:
+    """The chunks of a box around these keys, and each key's row of them, -1 if it has no chunk.
 
-    Chunks are recorded as read like by a look-up of each key.
+    None if they lie too far apart in the array's grid. Chunks are recorded as read like by a
+    look-up of each key.
     """
-    found = array_keys(contents, keys)
-    return None if found is None else chunks_at_keys(contents, found)
-
-
-def chunks_at_keys(contents: SessionView, found: ArrayKeys) -> FoundKeys | None:
-    """The chunks at these keys; None if they lie too far apart in the array's grid."""
     coords = found.coords
     box = Box.around_coords(coords)
     if box.size > _MOST_SPARSE * len(coords):
         return None
     table = _chunks_in(contents, found.node, box, coords)
     rows = np.full(len(coords), -1, np.int64) if table is None else rows_at(table, coords)
-    return FoundKeys(coords, table, rows)
+    return table, rows
 
 
 def array_keys(contents: SessionView, keys: Sequence[str]) -> ArrayKeys | None:
     """The array that all the keys are chunks of, and their coordinates; None if there is none."""
-    stamp, stored, changed = contents.stamp, contents.view.nodes, contents.changes.nodes
+    stamp = contents.stamp
     found = contents.chunk_at(keys[0])
     if found is None or contents.has_arrays_below(found[0]):
         return None
@@ -166,7 +162,7 @@ def array_keys(contents: SessionView, keys: Sequence[str]) -> ArrayKeys | None:
     coords, known = node.array.chunk_keys.decode_many(rests, grid.ndim)
     if not known.all() or not (coords < np.array(grid.hi, np.int64)).all():
         return None
-    return ArrayKeys(node, coords, stamp, stored, changed)
+    return ArrayKeys(node, coords, stamp)
 
 
 class ArrayKeys(NamedTuple):
@@ -178,20 +174,13 @@ class ArrayKeys(NamedTuple):
         The array.
     coords : int64[n, ndim]
         The coordinates of each key.
-    stamp, stored, changed : object
-        What the contents' nodes were when the keys were looked up.
+    stamp : object
+        The contents' stamp when the keys were looked up: they name these chunks while it stays.
     """
 
     node: Node
     coords: IndexArray
     stamp: object
-    stored: object
-    changed: object
-
-    def hold(self, contents: SessionView) -> bool:
-        """Whether the keys still name these chunks: no node has changed."""
-        now = contents.stamp, contents.view.nodes, contents.changes.nodes
-        return self.stamp is now[0] and self.stored is now[1] and self.changed is now[2]
 
     @property
     def in_order(self) -> bool:
@@ -202,24 +191,6 @@ class ArrayKeys(NamedTuple):
     def part(self, at: slice | Sequence[int]) -> ArrayKeys:
         """Some of the keys."""
         return self._replace(coords=self.coords[at])
-
-
-class FoundKeys(NamedTuple):
-    """Chunks of an array that were looked up by key.
-
-    Attributes
-    ----------
-    coords : int64[n, ndim]
-        The coordinates of each key.
-    table : ChunkTable or None
-        The chunks of a box around them.
-    rows : int64[n]
-        Each key's row in the table; -1 if there is no chunk.
-    """
-
-    coords: IndexArray
-    table: ChunkTable | None
-    rows: IndexArray
 
 
 def _chunks_at(
@@ -497,21 +468,15 @@ class ChunkStream:
             else:
                 fetched = self._context.runtime.parallel(calls)
         except ManifestsError as error:
-            self._raise_better(error)
-            raise
+            better = better_error(self._context, self._snapshot_id, self._keys, error)
+            if better is None:
+                raise
+            raise better from error
         chunks: dict[int, bytes] = {}
         for request, data in zip(requests, fetched, strict=True):
             each = map(bytes, data) if isinstance(data, np.ndarray) else data
             chunks.update(zip(request.members.tolist(), each, strict=True))
         return [chunks[at] for at in range(len(rows))]
-
-    def _raise_better(self, error: ManifestsError) -> None:
-        """Raise what says more: that the snapshot has expired, or the session was too slow."""
-        better: ManifestsError | None = expired(self._context, self._snapshot_id, error)
-        if better is None and self._keys is not None:
-            better = collected(self._context, self._keys, error)
-        if better is not None:
-            raise better from error
 
 
 def _are_even(starts: IndexArray, lengths: IndexArray) -> bool:

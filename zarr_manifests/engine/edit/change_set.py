@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from operator import le, lt
 from typing import Any, Final
 
@@ -270,7 +270,7 @@ class ChangeSet:
         spill = self.spill
         if spill is None or not spill.writable:
             return
-        self._room = room = spill.budget - sum(held(rows) for rows in self._all_rows())
+        self._room = room = spill.budget - sum(map(held, chain.from_iterable(self.tables.values())))
         if room >= 0:
             return
         due = [
@@ -290,10 +290,6 @@ class ChangeSet:
             )
             room += size
         self._room = room
-
-    def _all_rows(self) -> Iterator[Rows]:
-        for tables in self.tables.values():
-            yield from tables
 
     def cut_tables(self, node_id: bytes, shape: Coords) -> None:
         """Drop the rows at or beyond `shape` from the node's tables."""
@@ -358,7 +354,7 @@ class ChangeSet:
         """
         objects = {ref[:2] for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
         found = {chunk_key(*each) for each in objects if each[0] in sessions}
-        for table in filter(resident, self._all_rows()):
+        for table in filter(resident, chain.from_iterable(self.tables.values())):
             found |= native_keys(table, sessions)
         return found
 
@@ -397,6 +393,10 @@ class ChangeSet:
 
     def beyond(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...]:
         """The tables to put on top of a node's chunks in `before` to get those of this set."""
+        if self.tables.get(node_id) == before.tables.get(node_id) and (
+            self.chunks.get(node_id, {}) == before.chunks.get(node_id, {})
+        ):
+            return ()
         added = self._added(node_id, before)
         if added is None:
             changed = difference(self.table(node_id), before.table(node_id))

@@ -5,25 +5,37 @@ and the changes it has now. Unpickling it does no I/O; `revive` opens the snapsh
 every copy takes object keys of its own before it writes; staged chunks are not pickled, so freezing
 a workspace writes its packs; a frozen copy's chunks are durable, and it holds few refs, since long
 tables are spilled; a copy's changes reach a commit only through `merge_forks` or
-`merge_reports`; a copy of another repository, session or base is refused.
+`merge_reports`; a copy of another repository, session or base is refused. A commit leaves out no
+detected copy's changes unless its caller says so; reports are merged once, after the session's
+token is gone, so that a retried commit has them; a session with new object keys has no copies.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, cast
 
-from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
-from zarr_manifests.engine.edit.foreign_refs import check_refs
-from zarr_manifests.engine.edit.merge_forks import Merge, Owners
+import numpy as np
+
+from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState, lies_below
+from zarr_manifests.engine.edit.merge_forks import Merge
 from zarr_manifests.engine.edit.overlay import SessionView, same_chunk
-from zarr_manifests.engine.edit.reporting_copies import Reported, read_reports
+from zarr_manifests.engine.edit.reporting_copies import (
+    Reported,
+    check_reporting,
+    close_token,
+    open_token,
+    read_reports,
+)
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import ObjectReader
+from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
+from zarr_manifests.engine.root.epochs import check_fence
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -33,17 +45,20 @@ from zarr_manifests.errors import (
     ConflictKind,
     FencedError,
     InvalidArgumentError,
+    ManifestsError,
     ObjectNotFoundError,
     UnmergedForksError,
 )
-from zarr_manifests.format.chunk_table import NativeRef
+from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind, native_keys
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
-from zarr_manifests.ids import session_of, snapshot_id_of
+from zarr_manifests.ids import lineage_of, session_of, snapshot_id_of
+from zarr_manifests.planning.tables.merge import inside, select
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import metered, place_of
 
+_LOG = logging.getLogger(__name__)
 _MOST_SENT: Final = 8192
 """A copy sends at most about so many refs of an array, and spills the others: about 80 KiB."""
 _VIEWS: OrderedDict[tuple[Hashable, str], SnapshotView] = OrderedDict()
@@ -177,15 +192,10 @@ def _view(context: ReadContext, state: ForkState) -> SnapshotView:
     return view
 
 
-def merge_forks(
-    workspace: Workspace,
-    owners: Owners,
-    forks: Sequence[ForkState],
-) -> None:
+def merge_forks(workspace: Workspace, forks: Sequence[ForkState]) -> None:
     """Merge the changes of the forks into the workspace, all or none.
 
-    `owners` records which copy made each change merged so far, and is updated. Forks are merged
-    before forks of them, which may have changed what they made.
+    Forks are merged before forks of them, which may have changed what they made.
 
     Raises
     ------
@@ -211,17 +221,86 @@ def merge_forks(
                 "from, before that session commits"
             )
     for fork in forks:
-        check_refs(
-            workspace.context.objects,
-            workspace.contents.view,
-            workspace.keys,
-            fork.after,
-            fork.before,
+        _check_refs(workspace, fork)
+    _merge(workspace, [(fork.before, fork.after, fork.copy_id) for fork in forks])
+
+
+def _check_refs(workspace: Workspace, fork: ForkState) -> None:
+    """Raise if a fork has changed refs to what the workspace's session must not commit.
+
+    A session's lease and start protect the objects of its own lineage, and history those that its
+    snapshot reaches. A ref to anything else may lose its object before the commit lands. A manifest
+    that the session or its copies have spilled is read only if it may have refs to other objects.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an object was written neither by this session nor by its copies, and the snapshot does
+        not reach it; or a chunk lies outside its array.
+    """
+    changes, objects = fork.after, workspace.context.objects
+    view, lineage = workspace.contents.view, workspace.keys.lineage_prefix.removeprefix("chunks/")
+    made = {node.node_id: node for node in changes.nodes.values() if node is not None}
+    for node_id in changes.touched():
+        node = made.get(node_id) or view.by_id.get(node_id)
+        if node is None:
+            raise InvalidArgumentError("changes have chunks of an array that does not exist")
+        before = fork.before.layers(node_id)
+        for rows in changes.layers(node_id):
+            if not any(rows is other for other in before):
+                _check_grid(objects, node, rows)
+                _check_objects(objects, view, node_id, rows, lineage)
+
+
+def _check_grid(objects: ObjectReader, node: Node, rows: Rows) -> None:
+    if node.array is None or lies_below(rows.box, node.array.grid.hi):
+        return
+    table = rows_of(objects, rows)
+    if rows.box.ndim != node.array.grid.ndim:
+        raise InvalidArgumentError(f"/{node.path}: changes have chunks with {rows.box.ndim} axes")
+    outside = ~inside(table.coords(), node.array.grid.hi) & (table.kind != RefKind.UNSET)
+    if outside.any():
+        first = tuple(table.coords()[outside][0].tolist())
+        raise InvalidArgumentError(f"/{node.path}: chunk {first} lies outside the array")
+
+
+def _check_objects(
+    objects: ObjectReader, view: SnapshotView, node_id: bytes, rows: Rows, lineage: str
+) -> None:
+    if isinstance(rows, Spilled) and lineage_of(session_of(rows.key)) != lineage:
+        foreign = {rows.key}
+    elif isinstance(rows, Spilled) and rows.is_own:
+        return
+    else:
+        foreign = _foreign(rows_of(objects, rows), lineage)
+    for reached in _reached(view, node_id) if foreign else ():
+        foreign -= reached
+        if not foreign:
+            break
+    if foreign:
+        raise InvalidArgumentError(
+            f"changes refer to {min(foreign)}, which neither this session nor its copies have "
+            "written, and which its snapshot does not reach; it may be deleted at any time"
         )
-    _merge(workspace, owners, [(fork.before, fork.after, fork.copy_id) for fork in forks])
 
 
-def merge_reports(workspace: Workspace, owners: Owners) -> None:
+def _foreign(table: ChunkTable, lineage: str) -> set[str]:
+    other = np.array([lineage_of(source) != lineage for source in table.sources], np.bool_)
+    if not other.any():
+        return set()
+    rows = (table.kind == RefKind.NATIVE) & other[table.source * (table.kind == RefKind.NATIVE)]
+    return native_keys(select(table, rows)) if rows.any() else set()
+
+
+def _reached(view: SnapshotView, node_id: bytes) -> Iterator[set[str]]:
+    """Keys of the chunk objects that the snapshot reaches, those of the node first."""
+    for each in (node_id, *(other for other in view.by_id if other != node_id)):
+        table = view.chunks(each) if each in view.by_id else None
+        if table is not None:
+            yield native_keys(table)
+
+
+def merge_reports(workspace: Workspace) -> None:
     """Merge what the session's copies reported, all or none; the open token must be gone.
 
     Raises
@@ -250,7 +329,7 @@ def merge_reports(workspace: Workspace, owners: Owners) -> None:
             after.chunks.setdefault(node_id, {})[coords] = ref
             # Reports do not say whether the copy had read the chunk before.
             after.reads.note(node_id, coords)
-        _merge(workspace, owners, [(before, after, workspace.keys.lineage_prefix)])
+        _merge(workspace, [(before, after, workspace.keys.lineage_prefix)])
 
 
 def _check_one_writer_each(
@@ -278,50 +357,110 @@ def _check_one_writer_each(
         )
 
 
-def _merge(
-    workspace: Workspace, owners: Owners, changed: Sequence[tuple[ChangeSet, ChangeSet, str]]
-) -> None:
+def _merge(workspace: Workspace, changed: Sequence[tuple[ChangeSet, ChangeSet, str]]) -> None:
     """Merge each copy's changes, given as (before, after, copy id); all or none."""
     with workspace.lock:
         if any(has.tables for _, has, _ in changed):
             workspace.flush()  # a table of refs has no room for staged chunks, except inline
         contents = workspace.contents
-        same = partial(same_chunk, contents)
-        trial = Merge(contents.changes.copy(), contents.view.nodes, owners, same)
+        trial = Merge(contents, workspace.owners)
         for began, has, copy_id in changed:
             # The session reads what the copies spilled.
-            spill = workspace.contents.changes.spill
+            spill = contents.changes.spill
             began, has = (replace(each, spill=spill) for each in (began, has))
             conflicts = trial.apply(began, has, copy_id)
             if conflicts:
                 raise ConflictError(_DIFFER, conflicts)
-        before, workspace.contents.changes = workspace.contents.changes, trial.mine
+        before = contents.changes
+        contents.rebase(contents.view, trial.mine)
         conflicts = workspace.edits.adopt_merged()
         if conflicts:
-            workspace.contents.changes = before
-            workspace.edits.packs.relocate(before)
+            workspace.rebase(contents.view, before)
             raise ConflictError(_DIFFER, conflicts)
-        owners.take(trial.owners)
+        workspace.owners = trial.owners
 
 
-def refuse_unmerged(workspace: Workspace) -> None:
-    """Raise if a copy of the session's store, made by pickling or `os.fork`, was written to.
+class Copies:
+    """Tracks the copies of one session, and merges their changes into its workspace.
 
-    Only such a copy writes an empty object; a copy made with `fork` may stay unmerged.
+    Parameters
+    ----------
+    workspace : Workspace
+        The session's workspace.
+    reporting : bool
+        Whether copies report their changes through the storage.
 
-    Raises
-    ------
-    UnmergedForksError
-        If such an object exists: the commit would leave out the copy's changes.
+    Attributes
+    ----------
+    gathered : bool
+        Whether the copies' reports are merged into the workspace.
     """
-    prefix = workspace.keys.lineage_prefix
-    written = workspace.storage.list(prefix)
-    writers = {session_of(info.key) for info in written if info.nbytes == 0}
-    writers.discard(workspace.keys.session_id)
-    if writers:
-        raise UnmergedForksError(
-            f"the store was pickled, or the process forked, and {len(writers)} copies of it were "
-            "written to, which this commit would leave out. Write through zarr_manifests.write, or "
-            "give each worker session.fork() and merge what comes back. If the copies' work is not "
-            "wanted, call commit(..., discard_unmerged=True)"
-        )
+
+    def __init__(self, workspace: Workspace, *, reporting: bool) -> None:
+        self._workspace, self._reporting = workspace, reporting
+        self._merged = self._shut = self.gathered = False
+        if reporting:
+            check_reporting(workspace.storage, workspace.keys)
+            workspace.token = open_token(workspace.storage, workspace.keys)
+
+    def merge(self, states: Sequence[ForkState]) -> None:
+        """Merge the changes of these copies into the workspace, all or none."""
+        merge_forks(self._workspace, states)
+        self._merged = True
+
+    def check_merged(self) -> None:
+        """Raise if a copy that does not report was written to, and none was merged.
+
+        Only a copy made by pickling or `os.fork` writes an empty object; one made with `fork` may
+        stay unmerged.
+
+        Raises
+        ------
+        UnmergedForksError
+            If there is such a copy: the commit would leave out its changes.
+        """
+        workspace = self._workspace
+        if workspace.token is not None or not workspace.copied or self._merged:
+            return
+        written = workspace.storage.list(workspace.keys.lineage_prefix)
+        writers = {session_of(info.key) for info in written if info.nbytes == 0}
+        writers.discard(workspace.keys.session_id)
+        if writers:
+            raise UnmergedForksError(
+                f"the store was pickled, or the process forked, and {len(writers)} copies of it "
+                "were written to, which this commit would leave out. Write through "
+                "zarr_manifests.write, or give each worker session.fork() and merge what comes "
+                "back. If the copies' work is not wanted, call commit(..., discard_unmerged=True)"
+            )
+
+    def bring_in(self, *, discard: bool = False) -> None:
+        """Stop all reporting copies and merge their reports; refuse other unmerged copies.
+
+        With `discard`, nothing is merged and nothing is refused.
+        """
+        workspace = self._workspace
+        if workspace.token is None:
+            if not discard:
+                self.check_merged()
+        elif not self.gathered:
+            roots = workspace.context.roots
+            if not discard:  # if fenced, reports may be gone
+                check_fence(roots, roots.read().root, workspace.keys)
+            if not self._shut:
+                close_token(workspace.storage, workspace.token)
+                self._shut = True
+            if not discard:
+                merge_reports(workspace)
+                self.gathered = True
+
+    def begin_anew(self, *, renamed: bool) -> None:
+        """Forget what was merged; a session with new object keys opens a new token."""
+        self._merged = False
+        if self._reporting and renamed:
+            workspace, token = self._workspace, None
+            try:
+                token = open_token(workspace.storage, workspace.keys)
+            except ManifestsError:
+                _LOG.warning("copies of the session cannot report until its commit", exc_info=True)
+            workspace.token = token
+            self._shut = self.gathered = False

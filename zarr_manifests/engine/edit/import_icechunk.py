@@ -11,7 +11,6 @@ unset.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -39,7 +38,7 @@ def apply_snapshot(
     UnsupportedFormatError
         If the metadata of a node is not understood.
     """
-    kept, moved = {}, []
+    kept, moves = {}, {}
     with workspace.lock:
         for node_id, node in before.items():
             if node_id not in after or not _stays(node, after[node_id]):
@@ -47,13 +46,8 @@ def apply_snapshot(
                 continue
             kept[node_id] = node
             if node.path != after[node_id].path:
-                moved.append((workspace.contents.node(node.path), after[node_id].path))
-        for ours, _ in moved:
-            assert ours is not None
-            workspace.edits.put_node(ours.path, None)
-        for ours, path in moved:
-            assert ours is not None
-            workspace.edits.put_node(path, replace(ours, path=path))
+                moves[node.path] = after[node_id].path
+        workspace.edits.move(moves)
     due = []
     for node in sorted(after.values(), key=lambda node: (node.path.count("/"), node.path)):
         old = kept.get(node.node_id)

@@ -6,14 +6,15 @@ is merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below
+from zarr_manifests.engine.edit.overlay import SessionView, same_chunk
 from zarr_manifests.engine.objects.spill import Rows, resident
 from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, RefKind, StoredRef
@@ -66,11 +67,6 @@ class Owners:
         mappings = dict(self.chunks), dict(self.nodes), dict(self.tables)
         return Owners(*mappings, set(self.objects), set(self.copies))
 
-    def take(self, other: Owners) -> None:
-        """Become equal to `other`."""
-        self.chunks, self.nodes, self.tables = other.chunks, other.nodes, other.tables
-        self.objects, self.copies = other.objects, other.copies
-
 
 def _may_share(ours: Rows, theirs: Rows) -> bool:
     """Whether both may have rows of the same chunks; fetches nothing."""
@@ -90,26 +86,15 @@ class Merge:
 
     Parameters
     ----------
-    mine : ChangeSet
-        The session's changes; modified in place.
-    stored : mapping of str to Node
-        The nodes of the snapshot that the session and its forks started from.
+    contents : SessionView
+        The session's contents. Merged is a copy of its changes, `mine`.
     owners : Owners
-        What was merged earlier.
-    same : callable
-        Whether two refs to a chunk of a node have the same bytes.
+        What was merged earlier, which is copied too.
     """
 
-    def __init__(
-        self,
-        mine: ChangeSet,
-        stored: Mapping[str, Node],
-        owners: Owners,
-        same: Callable[[Node | None, StoredRef, StoredRef], bool],
-    ) -> None:
-        self.mine, self._same = mine, same
-        self.owners = owners.copy()
-        self._stored = stored
+    def __init__(self, contents: SessionView, owners: Owners) -> None:
+        self.mine, self.owners = contents.changes.copy(), owners.copy()
+        self._view, self._same = contents.view, partial(same_chunk, contents)
 
     def apply(self, before: ChangeSet, after: ChangeSet, copy_id: str) -> list[Conflict]:
         """Apply what the copy `copy_id` changed between `before` and `after`; return the conflicts.
@@ -159,7 +144,7 @@ class Merge:
                 "written in the session and deleted in a fork",
             )
             for node_id, path in replaced.items()
-            if self._moved(before, node_id)
+            if self.mine.beyond(node_id, before)
         ]
         conflicts += self._chunk_conflicts(before, theirs, copy_id)
         conflicts += self._cut_conflicts(before, theirs)
@@ -169,15 +154,6 @@ class Merge:
 
     def _owner(self, node_id: bytes, coords: Coords) -> tuple[str, StoredRef] | None:
         return self.owners.of(node_id, coords, self.mine.rows)
-
-    def _moved(self, before: ChangeSet, node_id: bytes) -> tuple[Rows, ...]:
-        """Chunks of a node that the session has changed since the fork was made."""
-        ours, was = self.mine, before
-        if ours.tables.get(node_id) == was.tables.get(node_id) and (
-            ours.chunks.get(node_id, {}) == was.chunks.get(node_id, {})
-        ):
-            return ()
-        return ours.beyond(node_id, was)
 
     def _leave_out_merged(self, theirs: ChangeSet, copy_id: str) -> None:
         """Drop from a copy's tables the rows that an earlier merge of the copy applied."""
@@ -261,7 +237,7 @@ class Merge:
         return [] if both.all() else [select(table, ~both)]
 
     def _node(self, changes: ChangeSet, path: str) -> Node | None:
-        return changes.nodes[path] if path in changes.nodes else self._stored.get(path)
+        return changes.nodes[path] if path in changes.nodes else self._view.nodes.get(path)
 
     def _take(
         self, theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], copy_id: str
@@ -304,17 +280,13 @@ class Merge:
             "or made in a copy that is not merged yet"
         )
         conflicts: list[Conflict] = []
-        for node_id, parts in theirs.tables.items():
+        for node_id in theirs.touched():
             if node_id not in paths:
-                lost = [tuple(c) for c in theirs.rows(parts[0]).coords()[:20].tolist()]
-                conflicts.append(Conflict(ConflictKind.DELETE, "/?", "chunks", reason, tuple(lost)))
-        for node_id, refs in theirs.chunks.items():
-            if node_id not in paths:
-                conflicts.append(
-                    Conflict(ConflictKind.DELETE, "/?", "chunks", reason, tuple(sorted(refs)[:20]))
-                )
+                lost = theirs.rows(theirs.layers(node_id)[0]).coords()[:20].tolist()
+                chunks = tuple(map(tuple, lost))
+                conflicts.append(Conflict(ConflictKind.DELETE, "/?", "chunks", reason, chunks))
                 continue
-            twice, path = [], paths[node_id]
+            twice, path, refs = [], paths[node_id], theirs.chunks.get(node_id, {})
             node = self._node(theirs, path) or self._node(self.mine, path)
             for coords, ref in refs.items():
                 ours, was = self.mine.get(node_id, coords), before.get(node_id, coords)
@@ -337,14 +309,10 @@ class Merge:
         changed = {**self.mine.nodes, **theirs.nodes}
         found = {node.node_id: path for path, node in changed.items() if node is not None}
         for node_id in {*theirs.tables, *theirs.chunks} - found.keys():
-            path = self._stored_paths.get(node_id)
-            if path is not None and path not in changed:
-                found[node_id] = path
+            node = self._view.by_id.get(node_id)
+            if node is not None and node.path not in changed:
+                found[node_id] = node.path
         return found
-
-    @cached_property
-    def _stored_paths(self) -> dict[bytes, str]:
-        return {node.node_id: path for path, node in self._stored.items()}
 
     def _cut_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
         """Conflicts where one side wrote chunks that the other side's resize removes."""

@@ -9,16 +9,13 @@ at their new places, so that whoever wrote to the array meanwhile is in conflict
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.grid import Coords
 from zarr_manifests.keys import ArrayMeta, is_inside
 from zarr_manifests.planning.tables.merge import rearranged
 from zarr_manifests.planning.tables.moves import Places, moves_of, plan_move, reindexed, shifted
@@ -46,13 +43,7 @@ def move_node(workspace: Workspace, old: str, new: str) -> None:
     with workspace.lock:
         above = {node.path: node for node in workspace.contents.above(new)}
         near = above | workspace.contents.within(old) | workspace.contents.within(new)
-        moves = plan_move(near, old, new)
-        moved = [(workspace.contents.node(path), to) for path, to in moves.items()]
-        for path in moves:
-            workspace.edits.put_node(path, None)
-        for node, to in moved:
-            assert node is not None
-            workspace.edits.put_node(to, replace(node, path=to))
+        workspace.edits.move(plan_move(near, old, new))
 
 
 def shift_chunks(workspace: Workspace, path: str, offset: Iterable[int]) -> None:
@@ -68,7 +59,7 @@ def shift_chunks(workspace: Workspace, path: str, offset: Iterable[int]) -> None
         table = workspace.settled_chunks(node)
         if table is not None and any(steps):
             keep, coords = shifted(table.coords(), steps, meta.grid.hi)
-            _rearrange(workspace, node, table, keep, coords)
+            workspace.put_chunks(node, rearranged(table, keep, coords))
 
 
 def _steps(offset: object) -> Coords | None:
@@ -91,7 +82,7 @@ def reindex_chunks(
         name = f"/{node.path}"
         keep, coords = reindexed(before, moves_of(places, before, name), meta.grid, name)
         if table is not None and not (keep.all() and (coords == before).all()):
-            _rearrange(workspace, node, table, keep, coords)
+            workspace.put_chunks(node, rearranged(table, keep, coords))
 
 
 def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
@@ -100,13 +91,3 @@ def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
     if not node.array.shape:
         raise InvalidArgumentError(f"/{node.path} is a scalar: its chunk cannot be moved")
     return node, node.array
-
-
-def _rearrange(
-    workspace: Workspace,
-    node: Node,
-    table: ChunkTable,
-    keep: npt.NDArray[np.bool_],
-    coords: IndexArray,
-) -> None:
-    workspace.put_chunks(node, rearranged(table, keep, coords))

@@ -13,11 +13,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.config import Config
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, same_chunk
 from zarr_manifests.engine.edit.packs import Packs, StagedRef
 from zarr_manifests.errors import Conflict, ConflictKind
@@ -37,7 +36,6 @@ from zarr_manifests.keys import (
     split,
 )
 from zarr_manifests.planning.tables.merge import narrower
-from zarr_manifests.runtime import Runtime
 
 _MOST_SINGLE: Final = 100_000
 """Number of single refs of one node at which they become a table."""
@@ -46,16 +44,12 @@ _MOST_SINGLE: Final = 100_000
 class NodeEdits:
     """Changes nodes and chunk references in memory.
 
-    Callers hold the lock of the contents, except for `put_node` and `set_document`, which take it.
+    Callers hold the lock of the contents, except for `set_document`, which takes it.
 
     Parameters
     ----------
     contents : SessionView
         Where to make the changes; its keys name new objects.
-    runtime : Runtime
-        Randomness.
-    config : Config
-        The sizes of packs and inline chunks.
 
     Attributes
     ----------
@@ -63,9 +57,9 @@ class NodeEdits:
         The staged chunks, held in memory until their pack is written.
     """
 
-    def __init__(self, contents: SessionView, runtime: Runtime, config: Config) -> None:
-        self._contents, self._runtime, self._config = contents, runtime, config
-        self._most_single = max(2, min(_MOST_SINGLE, config.spill_refs // 4))
+    def __init__(self, contents: SessionView) -> None:
+        self.contents, self._config = contents, contents.context.config
+        self._most_single = max(2, min(_MOST_SINGLE, self._config.spill_refs // 4))
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -74,70 +68,49 @@ class NodeEdits:
 
     def new_chunk_key(self) -> str:
         """An unused key for a chunk object."""
-        assert self._contents.keys is not None
-        return self._contents.keys.next("chunks")
+        assert self.contents.keys is not None
+        return self.contents.keys.next("chunks")
 
     # --- chunk references --------------------------------------------------------------------
 
     def put(self, key: str, ref: ChunkRef) -> None:
         """Put the ref at the key, of a chunk or else of an opaque entry."""
-        chunk = self._contents.chunk_at(key)
+        chunk = self.contents.chunk_at(key)
         if chunk is None:
             path = OPAQUE + key
-            chunk = self._contents.node(path) or self._new_node(path, NodeKind.OPAQUE), ()
-        node, coords = chunk
-        if not self._has_already(node, coords, ref):
-            self.hold(node, coords, ref)
+            chunk = self.contents.node(path) or self._new_node(path, NodeKind.OPAQUE), ()
+        self.put_all(chunk[0], {chunk[1]: ref})
 
-    def put_all(
-        self, node: Node, coords: Sequence[Coords], refs: Sequence[ChunkRef | None]
-    ) -> None:
-        """Put refs of an array's chunks, none of them twice; None unsets a chunk."""
-        assert node.array is not None
-        found = dict(zip(coords, refs, strict=True))
-        if node.array.is_coordinate(node.path):
-            found = {
+    def put_all(self, node: Node, refs: Mapping[Coords, ChunkRef | None]) -> None:
+        """Put refs of a node's chunks; None unsets a chunk."""
+        contents = self.contents
+        if node.array is not None and node.array.is_coordinate(node.path):
+            # Those that it has already, byte for byte, are left out.
+            refs = {
                 at: ref
-                for at, ref in found.items()
-                if ref is None or not self._has_already(node, at, ref)
+                for at, ref in refs.items()
+                if not isinstance(ref, InlineRef) or contents.ref(node, at) != ref
             }
-        added = {at: ref for at, ref in found.items() if ref is not None}
+        added = {at: ref for at, ref in refs.items() if ref is not None}
         # All are looked up before any is unset, since a look-up may fail.
-        gone = [at for at in found if at not in added and self._contents.ref(node, at) is not None]
+        gone = [at for at in refs if at not in added and contents.ref(node, at) is not None]
         for at in gone:
             self.unset(node, at)
         if added:
-            self._hold_all(node, added)
+            self.hold(node, added)
 
-    def _has_already(self, node: Node, coords: Coords, ref: ChunkRef) -> bool:
-        """Whether the ref is that of a coordinate's chunk already, byte for byte."""
-        return (
-            isinstance(ref, InlineRef)
-            and node.array is not None
-            and node.array.is_coordinate(node.path)
-            and self._contents.ref(node, coords) == ref
-        )
-
-    def hold(self, node: Node, coords: Coords, ref: ChunkRef) -> None:
-        """Put the ref into the change set; only this and `_hold_all` add single refs to it."""
-        refs = self._contents.changes.chunks.setdefault(node.node_id, {})
-        if isinstance(ref, StagedRef):  # first: packs forget what an interrupt leaves out
-            self.packs.stage(ref, node.node_id, coords)
-        refs[coords] = ref
-        if len(refs) % self._most_single == 0:
-            self._gather(node.node_id)
-
-    def _hold_all(self, node: Node, added: Mapping[Coords, ChunkRef]) -> None:
-        refs = self._contents.changes.chunks.setdefault(node.node_id, {})
+    def hold(self, node: Node, added: Mapping[Coords, ChunkRef]) -> None:
+        """Put the refs into the change set; only this adds single refs to it."""
+        refs = self.contents.changes.chunks.setdefault(node.node_id, {})
         before = len(refs)
-        self.packs.stage_all(node.node_id, added)
+        self.packs.stage(node.node_id, added)  # first: packs forget what an interrupt leaves out
         refs.update(added)
         if before // self._most_single < len(refs) // self._most_single:
             self._gather(node.node_id)
 
     def _gather(self, node_id: bytes) -> None:
         """Turn single refs into a table, which takes less memory; staged refs stay single."""
-        changes = self._contents.changes
+        changes = self.contents.changes
         refs = changes.chunks[node_id]
         staged = {at: ref for at, ref in refs.items() if isinstance(ref, StagedRef)}
         if len(staged) < len(refs):
@@ -148,45 +121,53 @@ class NodeEdits:
 
     def unset(self, node: Node, coords: Coords) -> None:
         """Remove the ref of a chunk, if there is one."""
-        if self._contents.ref(node, coords) is None:
+        if self.contents.ref(node, coords) is None:
             return
-        refs = self._contents.changes.chunks.setdefault(node.node_id, {})
+        refs = self.contents.changes.chunks.setdefault(node.node_id, {})
         refs.pop(coords, None)
-        if self._contents.ref(node, coords) is not None:
+        if self.contents.ref(node, coords) is not None:
             refs[coords] = UNSET
         elif not refs:
-            del self._contents.changes.chunks[node.node_id]
+            del self.contents.changes.chunks[node.node_id]
 
     # --- nodes -------------------------------------------------------------------------------
 
-    def put_node(self, path: str, node: Node | None) -> None:
-        """Set or remove the node at the path; its chunks stay as they are."""
-        with self._contents.lock:
-            self._change_node(path, node, differs=self._contents.view.nodes.get(path) != node)
+    def move(self, moves: Mapping[str, str]) -> None:
+        """Give nodes, by path, their new paths; their chunks stay as they are."""
+        stored = self.contents.view.nodes
+        moved: dict[str, Node | None] = dict.fromkeys(moves)
+        for path, to in moves.items():
+            node = self.contents.node(path)
+            assert node is not None
+            moved[to] = replace(node, path=to)
+        for path, new in moved.items():
+            self._change_node(path, new, differs=stored.get(path) != new)
 
     def _change_node(self, path: str, node: Node | None, *, differs: bool = True) -> None:
         """Set or remove the node at the path; every change of a node goes through here."""
-        self._contents.stamp = object()  # also before, in case of an interrupt
+        self.contents.stamp = object()  # also before, in case of an interrupt
         if differs:
-            self._contents.changes.set_node(path, node)
+            self.contents.changes.set_node(path, node)
         else:
-            self._contents.changes.leave_node(path)
-        self._contents.stamp = object()
+            self.contents.changes.leave_node(path)
+        self.contents.stamp = object()
 
     def _new_node(
         self, path: str, kind: NodeKind, documents: Mapping[str, bytes] | None = None
     ) -> Node:
-        node = Node(path, self._runtime.random_bytes(NODE_ID_BYTES), kind, documents or {})
+        node = Node(
+            path, self.contents.context.runtime.random_bytes(NODE_ID_BYTES), kind, documents or {}
+        )
         self._change_node(path, node)
         return node
 
     def drop(self, path: str) -> None:
         """Delete a node and all its chunks."""
-        node = self._contents.node(path)
+        node = self.contents.node(path)
         if node is None:
             return
-        self._contents.changes.forget(node.node_id)
-        self._change_node(path, None, differs=path in self._contents.view.nodes)
+        self.contents.changes.forget(node.node_id)
+        self._change_node(path, None, differs=path in self.contents.view.nodes)
 
     # --- documents ---------------------------------------------------------------------------
 
@@ -201,20 +182,20 @@ class NodeEdits:
         name = split(key)[1]
         if name == V3_DOCUMENT:
             check_document(path, bytes(data))
-        with self._contents.lock:
+        with self.contents.lock:
             documents = {**self.documents(path), name: bytes(data)}
             self.settle_node(path, documents, name)
             return name in node_documents(documents)
 
     def documents(self, path: str) -> dict[str, bytes]:
         """All values at the path under document names, of the node or opaque."""
-        node = self._contents.node(path)
+        node = self.contents.node(path)
         found = {} if node is None else dict(node.documents)
         for name in DOCUMENTS:
-            opaque = self._contents.node(OPAQUE + join(path, name))
-            ref = None if opaque is None else self._contents.ref(opaque, ())
+            opaque = self.contents.node(OPAQUE + join(path, name))
+            ref = None if opaque is None else self.contents.ref(opaque, ())
             if ref is not None:
-                found[name] = self._contents.reader.read(ref, 0, ref.length)
+                found[name] = self.contents.reader.read(ref, 0, ref.length)
         return found
 
     def settle_node(self, path: str, documents: Mapping[str, bytes], changed: str) -> None:
@@ -222,7 +203,7 @@ class NodeEdits:
 
         If the document named `changed` is not one of the node's, the caller handles it.
         """
-        node, due = self._contents.node(path), node_documents(documents)
+        node, due = self.contents.node(path), node_documents(documents)
         before = {} if node is None else node.documents
         for name in due.keys() - before.keys():
             self.drop(OPAQUE + join(path, name))
@@ -258,26 +239,26 @@ class NodeEdits:
     def _truncate(self, node: Node, before: Coords, after: Coords) -> None:
         if all(b <= a for b, a in zip(before, after, strict=True)):
             return
-        refs = self._contents.changes.chunks.get(node.node_id, {})
+        refs = self.contents.changes.chunks.get(node.node_id, {})
         for coords in [c for c in refs if any(x >= n for x, n in zip(c, after, strict=True))]:
             del refs[coords]
-        self._contents.changes.cut_tables(node.node_id, after)
+        self.contents.changes.cut_tables(node.node_id, after)
         if self.is_stored(node):
-            cut = narrower(self._contents.changes.truncated.get(node.node_id), after)
-            self._contents.changes.truncated[node.node_id] = cut if cut is not None else after
+            cut = narrower(self.contents.changes.truncated.get(node.node_id), after)
+            self.contents.changes.truncated[node.node_id] = cut if cut is not None else after
 
     def is_stored(self, node: Node) -> bool:
         """Whether the snapshot has the node, at any path."""
-        return node.node_id in self._contents.view.by_id
+        return node.node_id in self.contents.view.by_id
 
     def _replace_node(self, path: str, documents: Mapping[str, bytes]) -> None:
         """Put a new node, or none, at the path; keys of the old node's chunks keep their values."""
-        old = self._contents.node(path)
+        old = self.contents.node(path)
         kept: dict[str, ChunkRef] = {}
         if old is not None and old.array is not None:
-            table = self._contents.chunks(old)
+            table = self.contents.chunks(old)
             for coords in map(tuple, table.coords().tolist() if table is not None else ()):
-                ref = self._contents.ref(old, coords)
+                ref = self.contents.ref(old, coords)
                 if ref is not None:
                     kept[join(path, old.array.chunk_keys.encode(coords))] = ref
         if old is not None:
@@ -292,13 +273,13 @@ class NodeEdits:
 
     def _adopt(self, path: str) -> None:
         """Turn opaque entries that are chunks of a new or grown array into its chunks."""
-        for opaque in list(self._contents.below(OPAQUE + directory(path))):
-            chunk = self._contents.chunk_at(opaque.path[1:])
-            ref = self._contents.ref(opaque, ()) if chunk is not None else None
+        for opaque in list(self.contents.below(OPAQUE + directory(path))):
+            chunk = self.contents.chunk_at(opaque.path[1:])
+            ref = self.contents.ref(opaque, ()) if chunk is not None else None
             if chunk is not None and ref is not None:
                 self.drop(opaque.path)
-                self.hold(*chunk, ref)
-        for above in self._contents.above(path):
+                self.hold(chunk[0], {chunk[1]: ref})
+        for above in self.contents.above(path):
             if above.array is not None:
                 self._take_from(above, above.array, path + "/")
 
@@ -309,30 +290,30 @@ class NodeEdits:
         a conflict if the session has the chunk with other bytes.
         """
         conflicts = []
-        for slot, node in list(self._contents.changes.nodes.items()):
+        for slot, node in list(self.contents.changes.nodes.items()):
             if node is None or node.kind is not NodeKind.OPAQUE:
                 continue
-            chunk, ref = self._contents.chunk_at(slot[1:]), self._contents.ref(node, ())
+            chunk, ref = self.contents.chunk_at(slot[1:]), self.contents.ref(node, ())
             if chunk is None or ref is None:
                 continue
             array, coords = chunk
-            here = self._contents.ref(array, coords)
-            if here is not None and not same_chunk(self._contents, array, here, ref):
+            here = self.contents.ref(array, coords)
+            if here is not None and not same_chunk(self.contents, array, here, ref):
                 reason = "written with different bytes by two writers of the same session"
                 conflicts.append(
                     Conflict(ConflictKind.CHUNK, f"/{array.path}", "chunks", reason, (coords,))
                 )
             self.drop(slot)
-            self.hold(array, coords, ref)
+            self.hold(array, {coords: ref})
         return conflicts
 
     def _take_from(self, above: Node, meta: ArrayMeta, below: str) -> None:
         """Move chunks of an outer array to the array nested in its key space."""
-        table = self._contents.chunks(above)
+        table = self.contents.chunks(above)
         for coords in map(tuple, table.coords().tolist() if table is not None else ()):
             key = join(above.path, meta.chunk_keys.encode(coords))
-            chunk = self._contents.chunk_at(key) if key.startswith(below) else None
-            ref = self._contents.ref(above, coords)
+            chunk = self.contents.chunk_at(key) if key.startswith(below) else None
+            ref = self.contents.ref(above, coords)
             if chunk is not None and ref is not None and chunk[0].node_id != above.node_id:
                 self.unset(above, coords)
-                self.hold(*chunk, ref)
+                self.hold(chunk[0], {chunk[1]: ref})

@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from operator import lt
 from typing import Final, NamedTuple
@@ -52,10 +52,8 @@ OPAQUE: Final = "/"
 
 
 class _Nearest(NamedTuple):
-    """The array that the last chunks were found in, and the nodes at that time."""
+    """The array that the last chunks were found in, and the stamp at that time."""
 
-    stored: Mapping[str, Node]
-    changed: Mapping[str, Node | None]
     stamp: object
     node: Node
     prefix: str
@@ -65,13 +63,11 @@ class _Nearest(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """A chunk whose ref takes a request to find, and the state it was looked up in.
+    """A chunk whose ref takes a request to find, and the stamp at which it was looked up.
 
     Without a chunk, nothing was looked up, since a look for a newer snapshot is due.
     """
 
-    view: SnapshotView | None = None
-    changed: Mapping[str, Node | None] | None = None
     stamp: object = None
     chunk: tuple[Node, Coords] | None = None
     near: bool = False
@@ -100,7 +96,7 @@ class SessionView:
     inline : bool
         Whether the storage answers at once, so that an event loop may call it directly.
     stamp : object
-        Replaced at each change of a node.
+        Replaced at each change of a node, and when the snapshot or the changes are replaced.
     """
 
     view: SnapshotView
@@ -109,16 +105,19 @@ class SessionView:
     reader: ChunkReader
 
     def __init__(
-        self, context: ReadContext, view: SnapshotView, keys: SessionKeys | None = None
+        self,
+        context: ReadContext,
+        view: SnapshotView,
+        keys: SessionKeys | None = None,
+        changes: ChangeSet | None = None,
     ) -> None:
         self.context = context
         self.lock = ForkSafeLock()
         self.follower: Follower | None = None
         self.inline = context.storage.capabilities.inline
-        self.stamp = object()
         self._found: Node | None = None
         self._nearest: _Nearest | None = None
-        self.start_at(view, keys)
+        self.start_at(view, keys, changes)
 
     def start_at(
         self,
@@ -134,10 +133,12 @@ class SessionView:
     def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
         """Replace the snapshot and the changes."""
         of = self.context
+        self.stamp = object()  # also before, since other threads may look something up meanwhile
         self.view, self.changes = view, changes
         self.reader = ChunkReader(
             of.storage, view.snapshot_id, of.containers, of.chunks, of.runtime
         )
+        self.stamp = object()
 
     # --- following a branch ------------------------------------------------------------------
 
@@ -186,15 +187,12 @@ class SessionView:
         """
         if self.view is not view:
             return True  # another thread has moved on already
-        gone = expired(self.context, view.snapshot_id, error)
-        if gone is None:
-            fenced = None if self.keys is None else collected(self.context, self.keys, error)
-            if fenced is not None:
-                raise fenced from error
+        better = better_error(self.context, view.snapshot_id, self.keys, error)
+        if better is None:
             return False
         if self.follower is not None and (self.follow() or self.view is not view):
             return True
-        raise gone from error
+        raise better from error
 
     # --- lookup ------------------------------------------------------------------------------
 
@@ -287,7 +285,7 @@ class SessionView:
             return Unread()
         if self.keys is None and (known := self._ahead.find(self.view, key)) is not None:
             return known
-        view, changed, stamp = self.view, self.changes.nodes, self.stamp
+        stamp, view = self.stamp, self.view
         chunk = self._nearby(key)
         near = chunk is not None
         if chunk is None:
@@ -298,7 +296,7 @@ class SessionView:
                 return found
             chunk = found
         if not self._knows(*chunk):
-            return Unread(view, changed, stamp, chunk, near=near)
+            return Unread(stamp, chunk, near=near)
         return self._read_ref(view, chunk, near=near)
 
     def fetch_ahead(self, key: str) -> None:
@@ -309,8 +307,7 @@ class SessionView:
     def find_unread(self, key: str, unread: Unread) -> Entry | None:
         """The value at the key, continuing from the `Unread` that `find_at_hand` returned."""
         self.look()
-        same = unread.view is self.view and unread.changed is self.changes.nodes
-        if unread.chunk is None or not same or unread.stamp is not self.stamp:
+        if unread.chunk is None or unread.stamp is not self.stamp:
             return self.find(key)
         return self._read_ref(self.view, unread.chunk, near=unread.near)
 
@@ -389,12 +386,10 @@ class SessionView:
         """Like `chunk_at`, but only for the array that the last chunks were found in."""
         nearest = self._nearest
         if nearest is not None:
-            stored, changed, stamp, node, prefix, match, end = nearest
+            stamp, node, prefix, match, end = nearest
             if (
                 match is not None
                 and stamp is self.stamp
-                and changed is self.changes.nodes
-                and stored is self.view.nodes
                 and key.startswith(prefix)
                 and (found := match(key, len(prefix)))
             ):
@@ -417,7 +412,7 @@ class SessionView:
                 coords = None if found is None else tuple(map(int, found.groups()))
                 # `coords in meta.grid`, of coordinates of as many axes, none negative
                 if coords is not None and all(map(lt, coords, meta.grid.hi)):
-                    self._note_found(node, meta, stored, changed, stamp)
+                    self._note_found(node, meta, stamp)
                     return node, coords
         return None
 
@@ -426,21 +421,11 @@ class SessionView:
         below = self.below(directory(node.path))
         return any(other.array is not None and other is not node for other in below)
 
-    def _note_found(
-        self,
-        node: Node,
-        meta: ArrayMeta,
-        stored: Mapping[str, Node],
-        changed: Mapping[str, Node | None],
-        stamp: object,
-    ) -> None:
+    def _note_found(self, node: Node, meta: ArrayMeta, stamp: object) -> None:
         """Remember the array if two chunks in a row are its: the next one most likely is too."""
         again, self._found = self._found is node, node
-        if not again or (
-            (known := self._nearest) is not None
-            and (known.node is node and known.stamp is stamp)
-            and (known.changed is changed and known.stored is stored)
-        ):
+        known = self._nearest
+        if not again or (known is not None and known.node is node and known.stamp is stamp):
             return
         prefix = directory(node.path)
         match = (
@@ -448,7 +433,7 @@ class SessionView:
             if self.has_arrays_below(node)
             else meta.chunk_keys.pattern(len(meta.shape)).fullmatch
         )
-        self._nearest = _Nearest(stored, changed, stamp, node, prefix, match, meta.grid.hi)
+        self._nearest = _Nearest(stamp, node, prefix, match, meta.grid.hi)
 
     def keys_below(self, prefix: str) -> Iterator[str]:
         """All keys that start with `prefix`, in no particular order."""
@@ -494,6 +479,14 @@ class SessionView:
         return found
 
 
+def better_error(
+    context: ReadContext, snapshot_id: str, keys: SessionKeys | None, error: ManifestsError
+) -> ManifestsError | None:
+    """What says more than the error: that the snapshot has expired, or the session was too slow."""
+    gone = expired(context, snapshot_id, error)
+    return gone if gone is not None or keys is None else collected(context, keys, error)
+
+
 def _paths_of(key: str) -> Iterator[str]:
     """The paths of all nodes that may have the key."""
     yield OPAQUE + key
@@ -510,9 +503,8 @@ def _paths_of(key: str) -> Iterator[str]:
 def unrecorded(contents: SessionView) -> SessionView:
     """The same contents, whose reads are not recorded: no commit depends on them."""
     with contents.lock:
-        found = SessionView(contents.context, contents.view, contents.keys)
-        found.rebase(contents.view, replace(contents.changes, reads=Reads()))
-        return found
+        changes = replace(contents.changes, reads=Reads())
+        return SessionView(contents.context, contents.view, contents.keys, changes)
 
 
 def same_chunk(contents: SessionView, node: Node | None, one: StoredRef, other: StoredRef) -> bool:

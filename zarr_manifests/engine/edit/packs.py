@@ -14,14 +14,25 @@ Invariants:
   native only after its pack has been written. If the write fails, it stays staged and goes into
   another pack.
 - A commit does not wait for a pack that another thread of the session is writing: it writes the
-  chunks itself, and the other pack becomes garbage. It does wait for background writes
-  (`pack_uploads`). After a commit or a discard, a pack's chunks are no longer known here, so
-  settling the pack changes nothing.
+  chunks itself, and the other pack becomes garbage. It does wait for background writes. After a
+  commit or a discard, a pack's chunks are no longer known here, so settling the pack changes
+  nothing.
 - Entries of zone maps for staged chunks wait here until their pack is settled, since an entry names
   where its chunk lies.
 - At most this much is staged: `pack-bytes`, the packs that are being written in the background or
   by threads of the session, and for each of these threads one chunk, or a batch of at most
   `pack-bytes`.
+
+While an event loop goes on, a few threads write packs in the background (`PackWrites`):
+
+- A pack is taken back exactly once, after its write has ended, and settled by whoever takes it:
+  `PackWrites` changes no change set, and no thread that writes a pack waits for a lock.
+- Up to `MOST` writes run while nobody waits. A thread that begins another waits for an
+  earlier one.
+- If no thread can be started for a write, it counts as not begun, and nobody waits for it.
+- An error is kept for whoever takes the pack back. The pack's chunks are still staged then.
+- A forked child has none of its parent's threads. It forgets their writes; the chunks are staged in
+  the child as well.
 
 Not thread-safe: callers hold the workspace's lock for every call except `Pack.write`.
 """
@@ -29,8 +40,11 @@ Not thread-safe: callers hold the workspace's lock for every call except `Pack.w
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -44,7 +58,11 @@ from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.zones.entries import zones_of_chunks
+from zarr_manifests.runtime import Runtime, handed_over
 from zarr_manifests.storage import Storage
+
+MOST: Final = 4
+"""Packs under way at once; a disk that is slow for a moment keeps nobody waiting so."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,10 +93,10 @@ class _Place(NamedTuple):
     coords: Coords
 
 
-def native_ref(key: str, offset: int, length: int, checksum: int) -> NativeRef:
-    """A ref to a range of the chunk object with that key."""
+def native_ref(key: str, data: bytes | memoryview) -> NativeRef:
+    """A ref to the chunk object with that key and these bytes."""
     _, session, number = key.split("/")
-    return NativeRef(session, int(number), offset, length, checksum)
+    return NativeRef(session, int(number), 0, len(data), crc32c(data))
 
 
 def native_rows(key: str, coords: IndexArray, lengths: Column, checksums: Column) -> ChunkTable:
@@ -212,25 +230,16 @@ class Packs:
                 made.append((node_id, zones))
         return made
 
-    def stage(self, ref: StagedRef, node_id: bytes, coords: Coords) -> None:
-        """Record the ref's place in the change set."""
-        at = id(ref)
-        is_new = at not in self._places and at not in self._open
-        self._places[at] = _new_tuple(_Place, (ref, node_id, coords))
-        if is_new:
-            self._open_bytes += len(ref.data)
-            self._open[at] = ref
-
-    def stage_all(self, node_id: bytes, added: Mapping[Coords, StoredRef]) -> None:
-        """Record the places of new refs, of which those that are not staged are left out."""
-        staged = {id(ref): ref for ref in added.values() if isinstance(ref, StagedRef)}
-        self._places.update(
-            (id(ref), _new_tuple(_Place, (ref, node_id, coords)))
-            for coords, ref in added.items()
-            if isinstance(ref, StagedRef)
-        )
-        self._open_bytes += sum([len(ref.data) for ref in staged.values()])
-        self._open.update(staged)
+    def stage(self, node_id: bytes, refs: Mapping[Coords, StoredRef]) -> None:
+        """Record the places of a node's staged refs in the change set; others are left out."""
+        for coords, ref in refs.items():
+            if isinstance(ref, StagedRef):
+                at = id(ref)
+                is_new = at not in self._places
+                self._places[at] = _new_tuple(_Place, (ref, node_id, coords))
+                if is_new:
+                    self._open_bytes += len(ref.data)
+                    self._open[at] = ref
 
     def full(self, changes: ChangeSet, nbytes: int) -> Pack | None:
         """The open pack if `nbytes` more do not fit, else None; callers write and settle it."""
@@ -297,9 +306,8 @@ class Packs:
 
     def relocate(self, changes: ChangeSet) -> None:
         """Record the places of all staged refs again, after the change set was replaced."""
-        for node_id, coords, ref in changes.refs():
-            if isinstance(ref, StagedRef):
-                self.stage(ref, node_id, coords)
+        for node_id, refs in changes.chunks.items():
+            self.stage(node_id, refs)
 
     def _is_live(self, ref: StagedRef, changes: ChangeSet) -> bool:
         _, node_id, coords = self._places[id(ref)]
@@ -323,3 +331,65 @@ class Packs:
                 self._open_bytes -= ref.length
             self._measured.pop(id(ref), None)
             self._places.pop(id(ref), None)
+
+
+class PackWrites:
+    """The packs of one session that are being written."""
+
+    def __init__(self, storage: Storage, runtime: Runtime) -> None:
+        self._storage, self._runtime = storage, runtime
+        self._under_way: list[tuple[Pack, Future[None]]] = []
+        self._pid = os.getpid()
+
+    @property
+    def pays(self) -> bool:
+        """Whether a write takes so long that a thread of its own is worth while.
+
+        In memory it does not; and from far away it is an event loop that waits for it.
+        """
+        able = self._storage.capabilities
+        return able.inline and able.durable
+
+    @property
+    def some_ended(self) -> bool:
+        """Whether there is a pack to take back."""
+        return bool(self._under_way) and any(done.done() for _, done in self._mine())
+
+    def begin(self, pack: Pack) -> Future[None] | None:
+        """Begin to write a pack; what to wait for first, if too many are under way.
+
+        Raises
+        ------
+        RuntimeError
+            If there is no thread for it, as when the interpreter exits; it is not begun then.
+        """
+        done, under_way = Future[None](), self._mine()
+        under_way.append((pack, done))
+        try:
+            self._runtime.background(handed_over(partial(self._write, pack, done)))
+        except RuntimeError:
+            under_way.remove((pack, done))
+            raise
+        return under_way[0][1] if len(under_way) > MOST else None
+
+    def _write(self, pack: Pack, done: Future[None]) -> None:
+        try:
+            pack.write(self._storage, durable=False)
+        except BaseException as error:  # noqa: BLE001 - raised where the pack is taken back
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    def take(self, *, all_of_them: bool = False) -> list[tuple[Pack, Future[None]]]:
+        """Take back the packs whose writes have ended; or all, waiting for them."""
+        under_way = self._mine()
+        if all_of_them:
+            wait([done for _, done in under_way])
+        taken = [each for each in under_way if each[1].done()]
+        self._under_way = [each for each in under_way if each not in taken]
+        return taken
+
+    def _mine(self) -> list[tuple[Pack, Future[None]]]:
+        if self._pid != os.getpid():
+            self._under_way, self._pid = [], os.getpid()
+        return self._under_way

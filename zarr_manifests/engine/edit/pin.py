@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 
-from zarr_manifests.engine.edit.copies import Copies
+from zarr_manifests.engine.edit.forks import Copies
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.follow import Follower, open_head
@@ -19,7 +19,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.preload import SnapshotPreload
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError, SessionClosedError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
 _LOG = logging.getLogger(__name__)
 
@@ -136,17 +136,6 @@ class SessionWriter:
             self.lease.end_with(self)
         self.pin = Pin(self.workspace.contents, branch)
 
-    def check_open(self) -> None:
-        """Refuse changes if the session is closed.
-
-        Raises
-        ------
-        SessionClosedError
-            If it is closed.
-        """
-        if self.workspace.closed is not None:
-            raise SessionClosedError(f"the session is closed: {self.workspace.closed}")
-
     def move_to(self, view: SnapshotView, start: int | None = None) -> None:
         """Move to this snapshot and drop all changes.
 
@@ -179,8 +168,8 @@ class SessionWriter:
 
     def discard_changes(self) -> None:
         """Drop all uncommitted changes."""
-        self.check_open()
         workspace = self.workspace
+        workspace.check_open()
         with workspace.lock:
             # New object keys, so that a commit does not refuse what older copies left unmerged.
             start = workspace.keys.start
@@ -206,15 +195,11 @@ class SessionWriter:
             except ManifestsError:
                 _LOG.warning("copies of a session were not told that it ended", exc_info=True)
         try:
-            self.release_lease()
+            if self.lease is not None:
+                self.lease.release()  # a child of `os.fork` only forgets it
         except ManifestsError:
             # Nobody renews it any more, so a collection removes it when its time is up.
             _LOG.warning("the lease of a session was not given up", exc_info=True)
-
-    def release_lease(self) -> None:
-        """Give up the lease, if there is one; a child of `os.fork` only forgets it."""
-        if self.lease is not None:
-            self.lease.release()
 
     def _keys_from(self, start: int) -> SessionKeys:
         return SessionKeys(start, self.context.runtime, epoch=self._epoch)

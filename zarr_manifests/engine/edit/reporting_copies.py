@@ -23,7 +23,7 @@ from functools import partial
 from itertools import batched
 from typing import Final, NoReturn, Protocol
 
-from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.node_edits import NodeEdits
 from zarr_manifests.engine.edit.packs import native_ref
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import create_own
@@ -38,7 +38,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
     UNSET,
-    ChunkRef,
     ChunkTable,
     InlineRef,
     NativeRef,
@@ -46,9 +45,8 @@ from zarr_manifests.format.chunk_table import (
     Unset,
 )
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
-from zarr_manifests.ids import crc32c, object_key, session_of
+from zarr_manifests.ids import object_key, session_of
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 
@@ -176,21 +174,17 @@ class Copy(Protocol):
     """The part of a copy's workspace that reporting needs."""
 
     storage: Storage
-    contents: SessionView
+    edits: NodeEdits
     token: str | None
 
-    @property
-    def keys(self) -> SessionKeys:
-        """Names new objects."""
 
-    def keep(self, node: Node, coords: Coords, ref: ChunkRef | None) -> None:
-        """Record a chunk that was written, or unset if `ref` is None."""
+def change_reported(
+    copy: Copy, key: str, path: str | None, data: bytes | memoryview | None
+) -> None:
+    """Write a chunk in a copy as its own object, or unset it if `data` is None, and report that.
 
-
-def set_reported(copy: Copy, key: str, path: str | None, data: bytes | memoryview) -> None:
-    """Write a chunk in a copy as its own object, and report it.
-
-    `path` is the path of the node if the key has the name of a metadata document, else None.
+    A chunk that is absent is unset too, since another copy may have set it. `path` is the path of
+    the node if the key has the name of a metadata document, else None.
 
     Raises
     ------
@@ -199,40 +193,28 @@ def set_reported(copy: Copy, key: str, path: str | None, data: bytes | memoryvie
     SessionClosedError
         If the session has begun to commit, or has ended. The change may or may not be committed.
     """
-    if path is not None:
-        known = copy.contents.find(key)
+    edits, contents, storage = copy.edits, copy.edits.contents, copy.storage
+    if data is None:
+        if contents.chunk_at(key) is None and contents.find(key) is None:
+            return
+    elif path is not None:
+        known = contents.find(key)
         if isinstance(known, InlineRef) and known.data == data:
             return  # libraries rewrite unchanged documents
-    node, coords = _chunk_at(copy, key, path)
-    ref = native_ref(copy.keys.next("chunks"), 0, len(data), crc32c(data))
-    create_own(copy.storage, ref.key, data, durable=False)
-    copy.keep(node, coords, ref)
-    _report(copy, node, coords, ref)
-
-
-def unset_reported(copy: Copy, key: str, path: str | None) -> None:
-    """Unset a chunk in a copy and report it, even if it is absent: another copy may have set it.
-
-    Raises
-    ------
-    ReadOnlyError, SessionClosedError
-        As `set_reported`.
-    """
-    if copy.contents.chunk_at(key) is None and copy.contents.find(key) is None:
-        return
-    node, coords = _chunk_at(copy, key, path)
-    copy.keep(node, coords, None)
-    _report(copy, node, coords, UNSET)
-
-
-def _chunk_at(copy: Copy, key: str, path: str | None) -> tuple[Node, Coords]:
-    is_document = path is not None and copy.contents.node(path) is not None
-    chunk = None if is_document else copy.contents.chunk_at(key)
-    return chunk or refuse_in_copy(f"{key!r} cannot be changed")
-
-
-def _report(copy: Copy, node: Node, coords: Coords, ref: StoredRef) -> None:
-    keys, token, storage = copy.keys, copy.token, copy.storage
+    is_document = path is not None and contents.node(path) is not None
+    chunk = None if is_document else contents.chunk_at(key)
+    node, coords = chunk or refuse_in_copy(f"{key!r} cannot be changed")
+    ref: NativeRef | Unset = UNSET
+    if data is not None:
+        ref = native_ref(edits.new_chunk_key(), data)
+        create_own(storage, ref.key, data, durable=False)
+    with contents.lock:
+        if isinstance(ref, Unset):
+            edits.unset(node, coords)
+        else:
+            edits.hold(node, {coords: ref})
+    keys, token = contents.keys, copy.token
+    assert keys is not None
     assert token is not None
     report = Manifest.of([(node.node_id, ChunkTable.of({coords: ref}))]).encode()
     create_own(storage, keys.next(_KIND), report, durable=False)

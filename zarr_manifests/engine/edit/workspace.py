@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,11 +20,11 @@ import numpy as np
 
 from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
+from zarr_manifests.engine.edit.merge_forks import Owners
 from zarr_manifests.engine.edit.node_edits import NodeEdits
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key
-from zarr_manifests.engine.edit.pack_uploads import Flight, PackWrites
-from zarr_manifests.engine.edit.packs import Pack, StagedRef, native_ref, native_rows
-from zarr_manifests.engine.edit.reporting_copies import refuse_in_copy, set_reported, unset_reported
+from zarr_manifests.engine.edit.packs import Pack, PackWrites, StagedRef, native_ref, native_rows
+from zarr_manifests.engine.edit.reporting_copies import change_reported, refuse_in_copy
 from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.objects.spill import Spill
@@ -33,8 +34,8 @@ from zarr_manifests.errors import InvalidArgumentError, SessionClosedError, Stor
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, InlineRef, NativeRef
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Box, Coords
-from zarr_manifests.ids import crc32c, crc32c_of_each
+from zarr_manifests.grid import Box
+from zarr_manifests.ids import crc32c_of_each
 from zarr_manifests.keys import check_inside, document_path, split
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
@@ -78,6 +79,8 @@ class Workspace:
         The session's open token, if its copies report what they change (`reporting_copies`).
     frozen : ChangeSet or None
         The changes when the first reporting copy was made; None if there is none.
+    owners : Owners
+        Which copy each merged change came from.
     tip_checks : list of TipCheck
         What a tip has to pass before the changes are put on top of it.
     closed : str or None
@@ -101,12 +104,12 @@ class Workspace:
         self._writes = PackWrites(self.storage, self.runtime)
         self.token: str | None = None
         self.contents = SessionView(context, view, keys)
-        self.edits = NodeEdits(self.contents, self.runtime, context.config)
+        self.edits = NodeEdits(self.contents)
         self.start_at(view, keys)
         if origin is not None:
             self.token = None if origin.explicit else origin.token
             changes = replace(origin.after.copy(), spill=self.contents.changes.spill)
-            self.contents.changes = changes
+            self.contents.rebase(view, changes)
 
     @property
     def lock(self) -> ForkSafeLock:
@@ -129,6 +132,7 @@ class Workspace:
         self._noticeable_in: int | None = None
         self.pickled = False
         self.frozen: ChangeSet | None = None
+        self.owners = Owners()
         self.tip_checks: list[TipCheck] = []
         self.landing = False  # last: the changes are others now
 
@@ -160,12 +164,27 @@ class Workspace:
         self._before_change(check_inside(key))
         path = document_path(key)
         if self.reports:
-            set_reported(self, key, path, data)
+            change_reported(self, key, path, data)
             return
         if path is not None and self.edits.set_document(path, key, data):
             return
-        while not self._set_chunk(key, path, self._place(data), data, in_loop):
-            pass
+        while True:
+            ref = self._place(data)
+            if isinstance(ref, NativeRef):
+                self.runtime.checkpoint("chunks.create")
+                create_own(self.storage, ref.key, data, durable=False)
+            elif isinstance(ref, StagedRef):
+                if self._writes.some_ended:
+                    self._take_back()
+                with self.lock:  # taken once for most chunks, since writers wait for it
+                    pack = self.edits.packs.full(self.contents.changes, len(data))
+                    if pack is None and self._record(key, path, ref, data):
+                        return
+                if pack is not None:
+                    self.runtime.checkpoint("chunks.create")
+                    self._write_full(pack, in_loop)
+            if self._record(key, path, ref, data):
+                return
 
     def set_chunks(
         self,
@@ -206,7 +225,7 @@ class Workspace:
                 elif isinstance(ref, StagedRef):
                     staged += ref.length
             if self._writes.some_ended:
-                self._take_back(self._writes.take)
+                self._take_back()
             pack = None
             if staged:
                 with self.lock:
@@ -215,7 +234,7 @@ class Workspace:
                 self.runtime.checkpoint("chunks.create")
                 self._write_full(pack, in_loop)
             with self.lock:
-                self._check_open()
+                self.check_open()  # again, now that the chunks are stored
                 if self.contents.guarded(partial(self._note_all, keys, at, refs)):
                     return
 
@@ -240,19 +259,19 @@ class Workspace:
             create_own(self.storage, name, data, durable=False)
             table = native_rows(name, at.coords, lengths, checksums)
             with self.lock:
-                self._check_open()
+                self.check_open()  # again, now that the chunks are stored
                 if table.sources[0] != self.keys.session_id:
                     continue  # a commit came in between, as in `_record`
                 self.contents.changes.unsynced.append(name)
-                if at.hold(self.contents):
+                if at.stamp is self.contents.stamp:
                     self.contents.changes.put_beside(at.node.node_id, table)
                 else:
                     for row, key in enumerate(keys):
                         self.edits.put(key, cast(NativeRef, table.ref(row)))
                 return
 
-    def _check_open(self) -> None:
-        """Refuse chunks that were stored while the session was closed: no commit would have them.
+    def check_open(self) -> None:
+        """Refuse changes if the session is closed: no commit would have them.
 
         Raises
         ------
@@ -270,8 +289,9 @@ class Workspace:
         if any(ref.source != self.keys.session_id for ref in native):
             return False
         self.contents.changes.unsynced += [ref.key for ref in native]
-        if at.hold(self.contents):
-            self.edits.put_all(at.node, list(map(tuple, at.coords.tolist())), refs)
+        if at.stamp is self.contents.stamp:
+            coords = map(tuple, at.coords.tolist())
+            self.edits.put_all(at.node, dict(zip(coords, refs, strict=True)))
             return True
         for key, ref in zip(keys, refs, strict=True):
             if ref is None:
@@ -285,12 +305,25 @@ class Workspace:
         self._before_change(check_inside(key))
         path = document_path(key)
         if self.reports:
-            await asyncio.to_thread(set_reported, self, key, path, data)
+            await asyncio.to_thread(change_reported, self, key, path, data)
             return
         if path is not None and self.edits.set_document(path, key, data):
             return
-        while not self._record(key, path, await self.write_async(data), data):
-            pass
+        while True:
+            ref = self._place(data)
+            if isinstance(ref, NativeRef):
+                if not await self.storage.create_async(ref.key, data, durable=False):
+                    await asyncio.to_thread(create_own, self.storage, ref.key, data, durable=False)
+            elif isinstance(ref, StagedRef):
+                with self.lock:
+                    pack = self.edits.packs.full(self.contents.changes, ref.length)
+                if pack is not None:
+                    try:
+                        await pack.write_async(self.storage)
+                    finally:
+                        self._settle(pack)
+            if self._record(key, path, ref, data):
+                return
 
     def _before_change(self, key: str) -> None:
         """Refuse an invalid key; mark the first change of a copy that was not made with `fork`.
@@ -320,35 +353,6 @@ class Workspace:
         """Whether it is a copy that reports its changes to its session."""
         return self.token is not None and self._unasked
 
-    def keep(self, node: Node, coords: Coords, ref: ChunkRef | None) -> None:
-        """Record a chunk that was written, or unset if `ref` is None."""
-        with self.lock:
-            if ref is None:
-                self.edits.unset(node, coords)
-            else:
-                self.edits.hold(node, coords, ref)
-
-    def _set_chunk(
-        self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview, in_loop: bool
-    ) -> bool:
-        """Store a chunk as the ref says, and record it; False if it must be stored again.
-
-        `path` is the path of the node if the key has the name of a metadata document, else None.
-        """
-        if isinstance(ref, NativeRef):
-            self.runtime.checkpoint("chunks.create")
-            create_own(self.storage, ref.key, data, durable=False)
-        elif isinstance(ref, StagedRef):
-            if self._writes.some_ended:
-                self._take_back(self._writes.take)
-            with self.lock:  # taken once for most chunks, since writers wait for it
-                pack = self.edits.packs.full(self.contents.changes, len(data))
-                if pack is None:
-                    return self._note(key, path, ref, data)
-            self.runtime.checkpoint("chunks.create")
-            self._write_full(pack, in_loop)
-        return self._record(key, path, ref, data)
-
     def _write_full(self, pack: Pack, in_loop: bool) -> None:
         """Write a pack; for an event loop in the background, if that is faster.
 
@@ -370,11 +374,11 @@ class Workspace:
         except RuntimeError:
             return False
         if due is not None:
-            due.wait()
-        self._take_back(self._writes.take)
+            wait([due])
+        self._take_back()
         return True
 
-    def _take_back(self, take: Callable[[], Sequence[Flight]]) -> None:
+    def _take_back(self, *, all_of_them: bool = False) -> None:
         """Settle packs that were written in the background.
 
         Raises
@@ -384,27 +388,12 @@ class Workspace:
             pack.
         """
         with self.lock:
-            flights = [(flight, self.edits.packs.has_some_of(flight.pack)) for flight in take()]
-            self._settle(*(flight.pack for flight, _ in flights))
-        for flight, wanted in flights:
-            if flight.error is not None and wanted:
-                raise flight.error
-
-    async def write_async(self, data: bytes) -> ChunkRef:
-        """Write a chunk from an event loop; the ref to record."""
-        ref = self._place(data)
-        if isinstance(ref, NativeRef):
-            if not await self.storage.create_async(ref.key, data, durable=False):
-                await asyncio.to_thread(create_own, self.storage, ref.key, data, durable=False)
-        elif isinstance(ref, StagedRef):
-            with self.lock:
-                pack = self.edits.packs.full(self.contents.changes, ref.length)
-            if pack is not None:
-                try:
-                    await pack.write_async(self.storage)
-                finally:
-                    self._settle(pack)
-        return ref
+            taken = self._writes.take(all_of_them=all_of_them)
+            ended = [(*each, self.edits.packs.has_some_of(each[0])) for each in taken]
+            self._settle(*(pack for pack, _, _ in ended))
+        for _, done, wanted in ended:
+            if wanted:
+                done.result()
 
     def _settle(self, *packs: Pack) -> None:
         with self.lock:
@@ -421,7 +410,7 @@ class Workspace:
         with self.lock:
             # Chunks of failed background writes are staged again, and written now.
             with suppress(StorageError):
-                self._take_back(partial(self._writes.take, all_of_them=True))
+                self._take_back(all_of_them=True)
             packs = self.edits.packs.all(self.contents.changes)
             try:
                 yield self.edits.packs.settled(packs, self.contents.changes), packs
@@ -452,7 +441,7 @@ class Workspace:
             return InlineRef(bytes(data))
         if len(data) <= self.most_packed:
             return StagedRef.of(bytes(data))
-        return native_ref(self.edits.new_chunk_key(), 0, len(data), crc32c(data))
+        return native_ref(self.edits.new_chunk_key(), data)
 
     def _record(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
         """Record a stored chunk; False if a commit came in between and it must be stored again.
@@ -462,24 +451,21 @@ class Workspace:
         created meanwhile.
         """
         with self.lock:
-            return self._note(key, path, ref, data)
-
-    def _note(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
-        if path is not None and self.edits.set_document(path, key, data):
+            if path is not None and self.edits.set_document(path, key, data):
+                return True
+            if isinstance(ref, NativeRef):
+                if ref.source != self.keys.session_id:
+                    return False
+                self.contents.changes.unsynced.append(ref.key)
+            self.edits.put(key, ref)
             return True
-        if isinstance(ref, NativeRef):
-            if ref.source != self.keys.session_id:
-                return False
-            self.contents.changes.unsynced.append(ref.key)
-        self.edits.put(key, ref)
-        return True
 
     def delete(self, key: str) -> None:
         """Remove what is at the key, if anything."""
         self._before_change(key)
         path, name = document_path(key), split(key)[1]
         if self.reports:
-            unset_reported(self, key, path)
+            change_reported(self, key, path, None)
             return
         with self.lock:
             node = self.contents.node(path) if path is not None else None

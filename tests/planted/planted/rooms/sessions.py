@@ -37,19 +37,19 @@ FAULTS = [
     ),
     Fault(
         "chunks-of-strangers-merged",
-        "engine/edit/foreign_refs.py",
+        "engine/edit/forks.py",
         "    if foreign:\n        raise",
         "    if len(foreign) > 1000:\n        raise",
     ),
     Fault(
         "spilled-chunks-of-strangers-merged",
-        "engine/edit/foreign_refs.py",
+        "engine/edit/forks.py",
         "elif isinstance(rows, Spilled) and rows.is_own:",
         "elif isinstance(rows, Spilled):",
     ),
     Fault(
         "chunks-outside-the-array-merged",
-        "engine/edit/foreign_refs.py",
+        "engine/edit/forks.py",
         "if outside.any():",
         "if outside.all() and len(outside) > 1000:",
     ),
