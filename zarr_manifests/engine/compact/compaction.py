@@ -65,7 +65,6 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     merge_groups,
     opening_is_slow,
 )
-from zarr_manifests.planning.upkeep.digests import needs_digest
 from zarr_manifests.progress import expect, is_shown, tell
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
@@ -503,14 +502,12 @@ def _try(
         ),
         marks_page=current.snapshot.marks_page,
         history=history,
-    ).with_delta_copies({u.key: u.data for u in done.uploads})
-    if needs_digest(snapshot):
-        snapshot, digest = with_digest(
-            context, snapshot, current.nodes.values(), done.base_sequence, keys
-        )
-        made.append(digest)
-        snapshot = snapshot.with_delta_copies({u.key: u.data for u in (*done.uploads, digest)})
-    made.append(Upload(key, snapshot.encode()))
+    )
+    known = {u.key: u.data for u in done.uploads}
+    snapshot, digests = with_digest(
+        context, snapshot, current.nodes.values, done.base_sequence, keys, known
+    )
+    made += [*digests, Upload(key, snapshot.encode())]
     calls: list[Callable[[], object]] = [
         partial(context.objects.create, u.key, u.data) for u in (*uploads, *made)
     ]
