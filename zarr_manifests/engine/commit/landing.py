@@ -74,10 +74,7 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.layout.packing import plan_embedding
-from zarr_manifests.planning.upkeep.digests import (
-    coordinate_ids,
-    needs_digest,
-)
+from zarr_manifests.planning.upkeep.digests import coordinate_ids
 from zarr_manifests.runtime import one_by_one
 
 _QUICK_BYTES: Final = 4 << 20
@@ -453,19 +450,18 @@ def _place(
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
         sums=effect.sums(parent, entry, prepared.delta),
         history=history,
-    ).with_delta_copies(known)
-    if needs_digest(snapshot):
+    )
+
+    def nodes() -> list[Node]:
         # With pages, looking up more nodes than needed would load more pages.
         due = [e for e in snapshot.deltas if e.coordinates or parent.pages is None]
         held = {part.node_id for listed in due for part in listed.embedded}
         made = {node.node_id: node for node in prepared.delta.nodes}
-        nodes = [*parent.among(held - made.keys()), *made.values()]
-        snapshot, digest = with_digest(context, snapshot, nodes, parent.base_sequence, keys)
-        known[digest.key] = digest.data
-        snapshot = snapshot.with_delta_copies(known)
-        uploads.append(digest)
-    uploads.append(Upload(key, snapshot.encode()))
-    return uploads[-1].ref, snapshot, uploads
+        return [*parent.among(held - made.keys()), *made.values()]
+
+    whole, digests = with_digest(context, snapshot, nodes, parent.base_sequence, keys, known)
+    uploads += [*digests, Upload(key, whole.encode())]
+    return uploads[-1].ref, whole, uploads
 
 
 def root_with(

@@ -65,7 +65,6 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     merge_groups,
     opening_is_slow,
 )
-from zarr_manifests.planning.upkeep.digests import needs_digest
 from zarr_manifests.progress import expect, is_shown, tell
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
@@ -422,44 +421,36 @@ def _land(
     done: _Compacted,
     keys: SessionKeys,
 ) -> BlobRef | None:
-    """Commit the new read list; None if somebody else has compacted in the meantime."""
-    if not context.storage.capabilities.turns:
-        return _land_on(context, at, branch, view, done, done.uploads, keys)
-    creates = [partial(context.objects.create, u.key, u.data) for u in done.uploads]
-    context.runtime.parallel(creates)  # before the turn, so that nobody waits for it
-    with context.roots.turn():
-        return _land_on(context, context.roots.read(), branch, view, done, (), keys)
+    """Commit the new read list; None if somebody else has compacted in the meantime.
 
-
-def _land_on(
-    context: Context,
-    at: RootAt,
-    branch: str,
-    view: SnapshotView,
-    done: _Compacted,
-    uploads: Sequence[Upload],
-    keys: SessionKeys,
-) -> BlobRef | None:
-    """The same, repeated if others come first; `uploads` are still to be written."""
-    for attempt in range(_ATTEMPTS):
-        root = context.roots.with_branch(at.root, branch)
-        refusal = admission(root, Writer(keys.start, compacts=True), branch)
-        if refusal is Refusal.OVERTAKEN:
-            raise overtaken(root, COMPACTOR, keys.start)
-        if refusal is not None:
-            return None  # behind the fence: the uploads may be collected
-        tip = root.branches[branch]
-        current = view if tip.head.key == view.ref.key else context.open_branch(tip)
-        known = current.snapshot.deltas[: len(done.old)]
-        same_base = _key(current.snapshot.base) == _key(view.snapshot.base)
-        if not same_base or [e.log.key for e in known] != [e.log.key for e in done.old]:
-            return None
-        landed = _try(context, at, branch, current, done, uploads, keys)
-        if landed is not None:
-            return landed
+    It is repeated if others come first.
+    """
+    uploads: Sequence[Upload] = done.uploads
+    turns = context.storage.capabilities.turns
+    if turns:  # upload before the turn, so that nobody waits for it
+        context.runtime.parallel([partial(context.objects.create, u.key, u.data) for u in uploads])
         uploads = ()
-        context.roots.backoff(attempt)
-        at = context.roots.read()
+    with context.roots.turn():
+        at = context.roots.read() if turns else at
+        for attempt in range(_ATTEMPTS):
+            root = context.roots.with_branch(at.root, branch)
+            refusal = admission(root, Writer(keys.start, compacts=True), branch)
+            if refusal is Refusal.OVERTAKEN:
+                raise overtaken(root, COMPACTOR, keys.start)
+            if refusal is not None:
+                return None  # behind the fence: the uploads may be collected
+            tip = root.branches[branch]
+            current = view if tip.head.key == view.ref.key else context.open_branch(tip)
+            known = current.snapshot.deltas[: len(done.old)]
+            same_base = _key(current.snapshot.base) == _key(view.snapshot.base)
+            if not same_base or [e.log.key for e in known] != [e.log.key for e in done.old]:
+                return None
+            landed = _try(context, at, branch, current, done, uploads, keys)
+            if landed is not None:
+                return landed
+            uploads = ()
+            context.roots.backoff(attempt)
+            at = context.roots.read()
     return None
 
 
@@ -503,14 +494,12 @@ def _try(
         ),
         marks_page=current.snapshot.marks_page,
         history=history,
-    ).with_delta_copies({u.key: u.data for u in done.uploads})
-    if needs_digest(snapshot):
-        snapshot, digest = with_digest(
-            context, snapshot, current.nodes.values(), done.base_sequence, keys
-        )
-        made.append(digest)
-        snapshot = snapshot.with_delta_copies({u.key: u.data for u in (*done.uploads, digest)})
-    made.append(Upload(key, snapshot.encode()))
+    )
+    known = {u.key: u.data for u in done.uploads}
+    snapshot, digests = with_digest(
+        context, snapshot, current.nodes.values, done.base_sequence, keys, known
+    )
+    made += [*digests, Upload(key, snapshot.encode())]
     calls: list[Callable[[], object]] = [
         partial(context.objects.create, u.key, u.data) for u in (*uploads, *made)
     ]

@@ -65,7 +65,7 @@ from zarr_manifests.planning.upkeep.dead_packs import (
     parts,
     uses_of,
 )
-from zarr_manifests.planning.upkeep.digests import coordinate_ids, needs_digest
+from zarr_manifests.planning.upkeep.digests import coordinate_ids
 from zarr_manifests.planning.zones.entries import zones_of_chunks
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import CompactionReport
@@ -339,13 +339,10 @@ class _Repacking:
         history, pages = history_after(context, current, current.snapshot.history.pages, self.keys)
         snapshot = replace(moved, snapshot_id=snapshot_id_of(key), history=history)
         uploads += [empty, *pages, *([] if entries is None else [entries])]
-        snapshot = snapshot.with_delta_copies(known)
-        if needs_digest(snapshot):
-            snapshot, digest = with_digest(
-                context, snapshot, current.nodes.values(), current.base_sequence, self.keys
-            )
-            uploads.append(digest)
-            snapshot = snapshot.with_delta_copies(known | {digest.key: digest.data})
+        snapshot, digests = with_digest(
+            context, snapshot, current.nodes.values, current.base_sequence, self.keys, known
+        )
+        uploads += digests
         head = Upload(key, snapshot.encode())
         calls: list[Callable[[], object]] = [
             partial(context.objects.create, u.key, u.data) for u in (*uploads, head)
