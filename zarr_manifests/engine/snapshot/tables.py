@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.objects.metadata import ObjectReader, PartialManifest
 from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.errors import CorruptObjectError
@@ -52,29 +53,6 @@ _STRETCHES: Final = 4
 """Number of stretches of a manifest that are fetched one by one before the whole is."""
 _NO_ROWS: Final = np.zeros(0, np.int64)
 type BoolColumn = npt.NDArray[np.bool_]
-
-
-class RecentTables:
-    """Decoded tables, as many of those used last as have a limited number of rows together.
-
-    For a writer that goes through more tables than the objects' cache has room for, and needs each
-    a few times in a row. Not thread-safe.
-    """
-
-    def __init__(self, most_rows: int) -> None:
-        self._most, self._rows = most_rows, 0
-        self._tables: dict[tuple[str, bytes, int], ChunkTable] = {}  # used last at the end
-
-    def obtain(self, name: tuple[str, bytes, int], make: Callable[[], ChunkTable]) -> ChunkTable:
-        """The table of that name; made if it is not there."""
-        table = self._tables.pop(name, None)
-        if table is None:
-            table = make()
-            self._rows += len(table)
-        self._tables[name] = table
-        while self._rows > self._most and len(self._tables) > 1:
-            self._rows -= len(self._tables.pop(next(iter(self._tables))))
-        return table
 
 
 class SnapshotTables:
@@ -411,7 +389,7 @@ class SnapshotTables:
         node_id: bytes,
         boxes: Sequence[Box],
         narrow: Callable[[ChunkTable], ChunkTable],
-        recent: RecentTables,
+        recent: DecodedCache,
         apart: Collection[int],
     ) -> list[Stack]:
         """What live deltas say of each box, with each table put through `narrow`.
