@@ -188,7 +188,7 @@ class ObjectReader:
         self.meter.add("cache_misses")
         return cast(T, self._obtain(name, partial(self._decoded, ref, kind, fetched)))
 
-    def _obtain(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
         return self.cache.obtain(name, make)
 
     def load_all(
@@ -231,7 +231,7 @@ class ObjectReader:
     ) -> Mapping[Box, ChunkTable]:
         """A manifest's decoded chunk tables of one node, by box; `manifest`, if already loaded."""
         name = _tables_name(ref, node_id)
-        found = self.cache.find(name)
+        found: Mapping[Box, ChunkTable] | None = self.cache.find(name)
         if found is None:
 
             def decode() -> Mapping[Box, ChunkTable]:
@@ -239,7 +239,7 @@ class ObjectReader:
                 return {table.box: table for table in whole.tables(node_id)}
 
             found = self._obtain(name, decode)
-        return cast(Mapping[Box, ChunkTable], found)
+        return found
 
     def table(
         self,
@@ -250,7 +250,7 @@ class ObjectReader:
     ) -> ChunkTable:
         """One chunk table of a node in the object; `find` returns it encoded."""
         name = _table_name(ref, node_id, number)
-        return cast(ChunkTable, self._obtain(name, lambda: Manifest.decode(*find())))
+        return self._obtain(name, lambda: Manifest.decode(*find()))
 
     def known_table(self, ref: BlobRef, node_id: bytes, number: int) -> ChunkTable | None:
         """The same if it is cached, else None."""
@@ -446,8 +446,8 @@ class AtHand(ObjectReader):
             raise NotAtHandError(ref.key)
         return cast(T, kind.from_object(data, ref))
 
-    def _obtain(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        found = self.cache.find(name)
+    def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
+        found: T | None = self.cache.find(name)
         if found is None:
             found = make()
             self.cache.keep(name, found)
