@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.tables.live_deltas import check_axes
 from zarr_manifests.planning.tables.merge import aligned, rows_at, select
 
 _COMPARED: Final = ("kind", "source", "number", "offset", "length", "crc32c")
@@ -24,25 +24,15 @@ def within(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
     CorruptObjectError
         If they have another number of axes than the box.
     """
-    if coords.shape[1] != box.ndim:
-        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for {coords.shape[1]}")
+    check_axes(box, coords.shape[1])
     return np.asarray(((coords >= box.lo) & (coords < box.hi)).all(axis=1))
 
 
 def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     """The kind of the table's row for each coordinate; -1 where it has none."""
-    kinds = np.full(len(coords), -1, np.int64)
-    inner = np.flatnonzero(within(table.box, coords))
-    if not len(inner) or not len(table):
-        return kinds
-    linear = table.box.ravel(coords[inner])
-    if table.index is None:
-        kinds[inner] = table.kind[linear]
-        return kinds
-    rows = np.minimum(np.searchsorted(table.index, linear), len(table) - 1)
-    found = table.index[rows] == linear
-    kinds[inner[found]] = table.kind[rows[found]]
-    return kinds
+    check_axes(table.box, coords.shape[1])
+    rows = rows_at(table, coords)
+    return np.where(rows >= 0, table.kind[rows], -1) if len(table) else rows
 
 
 def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> IndexArray:
