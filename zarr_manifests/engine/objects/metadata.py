@@ -7,7 +7,6 @@ objects, such as the chunk tables of a manifest, are in the same cache. Writes u
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -89,28 +88,13 @@ class NotAtHandError(Exception):
     """The object would have to be fetched."""
 
 
-class ReadTally:
-    """Counts fetched bytes. Thread-safe."""
-
-    __slots__ = ("_lock", "nbytes")
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._lock = threading.Lock()
-
-    def add(self, nbytes: int) -> None:
-        """Count fetched bytes."""
-        with self._lock:
-            self.nbytes += nbytes
-
-
-_TALLY: ContextVar[ReadTally | None] = ContextVar("zarr_manifests_tally", default=None)
+_TALLY: ContextVar[list[int] | None] = ContextVar("zarr_manifests_tally", default=None)
 
 
 @contextmanager
-def tallied_reads() -> Iterator[ReadTally]:
-    """Count the bytes of objects fetched in the block, including by its parallel calls."""
-    tally = ReadTally()
+def tallied_reads() -> Iterator[list[int]]:
+    """The numbers of bytes of objects fetched in the block, including by its parallel calls."""
+    tally: list[int] = []
     token = _TALLY.set(tally)
     try:
         yield tally
@@ -391,7 +375,7 @@ class ObjectReader:
             ) from error
         tally = _TALLY.get()
         if tally is not None:
-            tally.add(len(data))
+            tally.append(len(data))
         return data
 
 

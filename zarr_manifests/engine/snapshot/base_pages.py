@@ -19,7 +19,6 @@ from operator import itemgetter
 from typing import Final, NoReturn
 
 from zarr_manifests.engine.objects.metadata import AtHand, ObjectReader
-from zarr_manifests.engine.snapshot.path_index import PathIndex
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.counts import Count
@@ -31,6 +30,73 @@ from zarr_manifests.planning.layout.node_pages import combined_refs
 
 _parent: Final = itemgetter(slice(2))
 """What the order of paths begins with: whether it is an opaque entry, and the parent path."""
+
+
+_NONE: Final[Mapping[str, None]] = {}
+
+
+class PathIndex:
+    """Paths by directory, in the order they were added.
+
+    A directory is a text that ends with a slash, or is empty; a path is in the directory that ends
+    with its last slash. The root's path, which is empty, is in no directory. Readers need no lock
+    if one thread at a time changes the index.
+
+    Parameters
+    ----------
+    paths : iterable of str
+        The first paths.
+    """
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self._paths: dict[str, dict[str, None]] = {}
+        self._directories: dict[str, dict[str, None]] = {}
+        for path in paths:
+            self.add(path)
+
+    def paths(self, directory: str) -> Mapping[str, None]:
+        """The paths right in the directory, as keys."""
+        return self._paths.get(directory, _NONE)
+
+    def directories(self, directory: str) -> Mapping[str, None]:
+        """The directories right in the directory that have paths at any depth, as keys."""
+        return self._directories.get(directory, _NONE)
+
+    def unlisted(self, directory: str) -> Mapping[str, None]:
+        """Those of its directories that may have paths though there is no node at their own."""
+        return self.directories(directory)
+
+    def add(self, path: str) -> None:
+        """Add a path; the root's is left out."""
+        if not path:
+            return
+        directory = path[: path.rfind("/") + 1]
+        self._paths.setdefault(directory, {})[path] = None
+        while directory:
+            inner, directory = directory, _above(directory)
+            beside = self._directories.setdefault(directory, {})
+            if inner in beside:
+                return
+            beside[inner] = None
+
+    def discard(self, path: str) -> None:
+        """Remove a path, if it is there."""
+        directory = path[: path.rfind("/") + 1]
+        beside = self._paths.get(directory, {})
+        beside.pop(path, None)
+        if not beside:
+            self._paths.pop(directory, None)
+        while directory and directory not in self._paths and directory not in self._directories:
+            inner, directory = directory, _above(directory)
+            beside = self._directories.get(directory, {})
+            beside.pop(inner, None)
+            if not beside:
+                self._directories.pop(directory, None)
+
+
+def _above(directory: str) -> str:
+    """The directory that this one is in."""
+    return directory[: directory.rfind("/", 0, -1) + 1]
 
 
 @dataclass(frozen=True)
@@ -63,9 +129,8 @@ def index_of(manifests: Sequence[ManifestRef]) -> BaseIndex:
     CorruptObjectError
         If a manifest is listed twice.
     """
-    sets = {ref.blob.key: ref.packed_for for ref in manifests if ref.packed_for}
     try:
-        return BaseIndex(manifests, sets)
+        return BaseIndex(manifests)
     except InvalidArgumentError as error:
         raise CorruptObjectError(str(error)) from error
 
@@ -351,6 +416,10 @@ class PagedPaths:
         for maps in self._pages.load(numbers):
             found.update(maps.paths().directories(directory))
         return {**found, **self._live.directories(directory)}
+
+
+type Paths = PathIndex | PagedPaths
+"""Paths by directory, possibly also of nodes that were deleted."""
 
 
 class NodeIds(Mapping[bytes, Node]):

@@ -180,20 +180,17 @@ class SnapshotTables:
             return self._leaf(node_id, leaf, {}) if known is None else known
         return self._objects.stretches([(blob, number, [stretch])])[0][0]
 
-    def _leaf_at_hand(
-        self, node_id: bytes, leaf: PlacedLeaf, coords: Coords
-    ) -> tuple[bool, ChunkTable | None]:
-        """Whether `_leaf_around` needs no fetch, and then its answer."""
+    def _is_leaf_at_hand(self, node_id: bytes, leaf: PlacedLeaf, coords: Coords) -> bool:
+        """Whether `_leaf_around` needs no fetch."""
         blob = leaf.manifest.blob
         if self._objects.has_tables(blob, node_id):
-            return True, self._leaf(node_id, leaf, {})
+            return True
         blocks = self._in_blocks(node_id, leaf, self._objects.recall(blob, PartialManifest))
         if blocks is None:
-            return False, None
+            return False
         number = blocks.number_of(node_id, leaf.part.box)
-        stretch = blocks.stretch_at(number, leaf.part.box.ravel_one(coords))
-        known = None if stretch is None else self._objects.stretches_at_hand(blob, [stretch])[0]
-        return stretch is None or known is not None, known
+        _, _, wanted = _around(blocks, blob, number, leaf.part.box, coords)
+        return None not in self._objects.stretches_at_hand(blob, wanted)
 
     def _is_asked_little(self, source: TableSource) -> bool:
         """Whether the source is large, and few chunks were looked up in stretches of it."""
