@@ -5,7 +5,7 @@ Any thread may add to a `Meter`; `Metrics` is its state at one moment. Invariant
 - Counts never decrease, and no addition is lost to another thread.
 - Counts belong to this process: a child of `os.fork` starts at zero, and pickles carry none. So
   `process_totals` is the sum over all meters, including those already garbage-collected.
-- Adding costs at most an uncontended lock.
+- Adding costs at most a lock that is held for a few additions. A read of a chunk takes none.
 
 Where a process imports `opentelemetry.metrics`, each field of `Metrics` is an observable counter,
 read when somebody collects. Opening a repository looks for the import, but never imports it.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -138,117 +137,67 @@ class Meter:
     10
     """
 
-    __slots__ = ("__weakref__", "_counts", "_reads")
-
     def __init__(self) -> None:
-        self._counts = _Counts()
-        self._reads = self._counts.reads
-        with _REGISTRY.lock:
-            _REGISTRY.counts.add(self._counts)
-            _REGISTRY.settle()  # else dead meters take memory until somebody reads totals
-        # At exit nobody needs totals.
-        weakref.finalize(self, _REGISTRY.gone.append, self._counts).atexit = False
+        self._counts = dict.fromkeys(_NAMES, 0)
+        _METERS.add(self)
 
     def add(self, name: str, n: int = 1) -> None:
         """Add to the count `name`, a field of `Metrics`; `KeyError` if there is none."""
-        counts = self._counts
-        with counts.lock:
-            counts.by_name[name] += n
+        with _LOCK:
+            self._counts[name] += n
+            _TOTALS[name] += n
 
     def read_request(self, read_bytes: int) -> None:
         """Count a successful read without taking the lock, since every chunk read does this."""
-        reads = self._reads
-        reads.append(read_bytes)
-        if len(reads) > _MOST_UNCOUNTED:
-            self._counts.settle()
+        _READS.append((self._counts, read_bytes))
+        if len(_READS) > _MOST_UNCOUNTED:
+            _settle()
 
     def request(self, kind: str, written_bytes: int = 0) -> None:
         """Count a storage call; `kind` is the name of its count."""
-        counts = self._counts
-        with counts.lock:
-            counts.by_name[kind] += 1
-            if written_bytes:
-                counts.by_name["bytes_written"] += written_bytes
+        self.add(kind)
+        if written_bytes:
+            self.add("bytes_written", written_bytes)
 
     def read(self) -> Metrics:
         """The counts at this moment."""
-        return Metrics(**self._counts.settle())
+        with _LOCK:
+            _settle()
+            return Metrics(**self._counts)
 
 
-class _Counts:
-    """Counts of a meter; they outlive it until the registry has added them to its own."""
-
-    __slots__ = ("by_name", "lock", "reads")
-
-    def __init__(self) -> None:
-        self.by_name = dict.fromkeys(_NAMES, 0)
-        self.reads: deque[int] = deque()  # bytes of reads that are not in `by_name` yet
-        # Reentrant: a signal handler or finalizer may count on the thread that holds it.
-        self.lock = threading.RLock()
-
-    def settle(self) -> dict[str, int]:
-        """All counts by name."""
-        with self.lock:
-            number = nbytes = 0
-            try:
-                with contextlib.suppress(IndexError):  # the queue is empty
-                    while True:
-                        nbytes += self.reads.popleft()
-                        number += 1
-            finally:
-                self.by_name["bytes_read"] += nbytes
-                self.by_name["read_requests"] += number
-            return dict(self.by_name)
-
-    def restart(self) -> None:
-        self.lock = threading.RLock()
-        self.reads.clear()
-        self.by_name.update(dict.fromkeys(_NAMES, 0))
+# Reentrant: a signal handler or finalizer may count on the thread that holds it.
+_LOCK: Final = ForkSafeLock()
+_TOTALS: Final = dict.fromkeys(_NAMES, 0)
+_READS: Final = deque[tuple[dict[str, int], int]]()
+"""Reads that are not counted yet: the counts of their meter, and their bytes."""
+_METERS: Final = weakref.WeakSet[Meter]()
 
 
-class _Registry:
-    """Counts of all meters of the process, dead ones included.
-
-    A meter may be garbage-collected on any thread, even one that holds another meter's lock, for
-    which `process_totals` waits while it holds this lock. So the finalizer takes no lock: it only
-    queues the counts, and the next holder of the lock adds them to `retired`. Until then they stay
-    in `counts`, so they are counted exactly once at every moment.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.counts: set[_Counts] = set()
-        self.gone: deque[_Counts] = deque()
-        self.retired = dict.fromkeys(_NAMES, 0)
-
-    def settle(self) -> None:
-        """Add the counts of dead meters to `retired`; the caller holds the lock."""
-        while self.gone:
-            counts = self.gone.popleft()
-            self.counts.discard(counts)
-            for name, n in counts.settle().items():
-                self.retired[name] += n
-
-    def restart(self) -> None:
-        self.lock = threading.RLock()
-        self.retired = dict.fromkeys(_NAMES, 0)
-        for counts in list(self.counts):
-            counts.restart()
+def _settle() -> None:
+    """Count the reads in the queue."""
+    with _LOCK, contextlib.suppress(IndexError):  # the queue is empty
+        while True:
+            of_meter, nbytes = _READS.popleft()
+            for counts in (of_meter, _TOTALS):
+                counts["read_requests"] += 1
+                counts["bytes_read"] += nbytes
 
 
-_REGISTRY: Final = _Registry()
-os.register_at_fork(after_in_child=_REGISTRY.restart)
+def _restart() -> None:
+    _READS.clear()
+    for counts in (_TOTALS, *(meter._counts for meter in list(_METERS))):
+        counts.update(dict.fromkeys(_NAMES, 0))
+
+
+os.register_at_fork(after_in_child=_restart)
 
 
 def process_totals() -> Metrics:
     """Counts of all repositories of this process together."""
-    with _REGISTRY.lock:
-        _REGISTRY.settle()
-        totals = dict(_REGISTRY.retired)
-        for counts in list(_REGISTRY.counts):
-            for name, n in counts.settle().items():
-                totals[name] += n
-    return Metrics(**totals)
+    with _LOCK:
+        _settle()
+        return Metrics(**_TOTALS)
 
 
 _UNITS = {"bytes": "By", "requests": "{request}", "refs": "{ref}", "files": "{file}"}

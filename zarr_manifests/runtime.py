@@ -19,7 +19,7 @@ import warnings
 import weakref
 from _thread import RLock
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
@@ -192,47 +192,17 @@ class _Pool:
 _POOL = _Pool()
 
 
-class _Call[R]:
-    """A call that runs once, on the thread that takes it first."""
-
-    __slots__ = ("_call", "_ended", "_error", "_result", "_taken")
-
-    def __init__(self, call: Callable[[], R]) -> None:
-        self._call = call
-        self._taken: dict[str, object] = {}
-        self._ended = threading.Event()
-        self._error: BaseException | None = None
-        self._result: R
-
-    def take(self, by: object) -> bool:
-        """Take it for `by`; False if somebody else has. May be repeated after an interrupt."""
-        return self._taken.setdefault("by", by) is by
-
-    def run(self, by: object = None) -> None:
-        """Run it unless somebody else took it; raises only what interrupts a thread."""
-        if not self.take(self if by is None else by):
-            return
-        try:
-            self._result = self._call()
-        except BaseException as error:
-            self._error = error
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._ended.set()
-
-    def wait(self) -> None:
-        """Wait until the thread that took it has ended it."""
-        self._ended.wait()
-
-    def outcome(self) -> R:
-        """Return its result, or raise its error; it must have ended."""
-        if self._error is None:
-            return self._result
-        try:
-            raise self._error
-        finally:
-            self._error = None  # break the cycle with its traceback
+def _run[R](call: Callable[[], R], outcome: Future[R]) -> None:
+    """Run the call unless its outcome was cancelled; raises only what interrupts a thread."""
+    if not outcome.set_running_or_notify_cancel():
+        return
+    try:
+        outcome.set_result(call())
+    except BaseException as error:
+        outcome.set_exception(error)
+        del outcome  # break the cycle of the error with its traceback
+        if not isinstance(error, Exception):
+            raise
 
 
 def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
@@ -241,23 +211,29 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
     # This thread runs calls, too, so it never waits for a call that has not begun. The threads of
     # the pool may all be waiting for this one, which may be one of them or hold a lock. All calls
     # end before the first error is raised, so the caller's next step cannot race with its uploads.
-    handed = [_Call(handed_over(call)) for call in calls]
-    here = object()
+    handed = [(handed_over(call), Future[R]()) for call in calls]
+    outcomes = [outcome for _, outcome in handed]
     try:
         with suppress(RuntimeError):  # no thread available, as at interpreter exit
             for one in handed[1:]:
-                _POOL.submit(one.run)
-        for one in (handed[0], *reversed(handed[1:])):  # the pool starts from the front
-            one.run(here)
-        for one in handed:
-            one.wait()
+                _POOL.submit(partial(_run, *one))
+        for i in (0, *range(len(calls) - 1, 0, -1)):  # the pool starts from the front
+            call, outcome = handed[i]
+            if outcome.cancel():
+                outcomes[i] = Future()
+                _run(call, outcomes[i])
+        for outcome in outcomes:
+            outcome.exception()  # when it has ended
     except BaseException:
-        # This thread was interrupted. It takes the calls that nobody has begun: they never run. A
-        # second interrupt leaves the others running.
-        for one in [one for one in handed if not one.take(here)]:
-            one.wait()
+        # This thread was interrupted. The calls that nobody has begun never run. A second
+        # interrupt leaves the others running.
+        for outcome in [outcome for _, outcome in handed if not outcome.cancel()]:
+            outcome.exception()
         raise
-    return [one.outcome() for one in handed]
+    try:
+        return [outcome.result() for outcome in outcomes]
+    finally:
+        del handed, outcomes, one, outcome  # break the cycle of an error with its traceback
 
 
 type Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
@@ -281,12 +257,12 @@ def one_by_one[R](calls: Sequence[Callable[[], R]]) -> list[R]:
 
 
 def _run_in_background(call: Callable[[], None]) -> None:
-    one = _Call(call)
+    outcome = Future[None]()
     try:
-        _POOL.submit(one.run)
+        _POOL.submit(partial(_run, call, outcome))
     except RuntimeError:
         # The call may still be queued, and another thread of the pool run it.
-        if one.take(call):
+        if outcome.cancel():
             raise
 
 

@@ -43,8 +43,10 @@ def key(number: int) -> str:
 
 
 def as_base(plan: ManifestPlan) -> BaseIndex:
-    refs = [ManifestRef(BlobRef(key(i), 100, 0), m.leaves) for i, m in enumerate(plan.manifests)]
-    return BaseIndex(refs, {key(i): m.set_name for i, m in enumerate(plan.manifests)})
+    made = enumerate(plan.manifests)
+    return BaseIndex(
+        [ManifestRef(BlobRef(key(i), 100, 0), m.leaves, packed_for=m.set_name) for i, m in made]
+    )
 
 
 def timed[T](call: Callable[[], T]) -> tuple[T, float]:

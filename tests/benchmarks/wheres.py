@@ -11,7 +11,7 @@ from runner import Case, Figure, Watch
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
-from zarr_manifests.engine.snapshot.index_directory import index_directory
+from zarr_manifests.engine.snapshot.zones import index_directory
 from zarr_manifests.format.zone_maps import Bounds, ZonePages
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.zones.entries import zones_of_chunks

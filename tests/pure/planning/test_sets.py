@@ -83,12 +83,11 @@ class Model:
     chunks: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     refs: list[ManifestRef] = field(default_factory=list)
-    sets: dict[str, str] = field(default_factory=dict)
     written: int = 0
 
     @property
     def base(self) -> BaseIndex:
-        return BaseIndex(self.refs, self.sets)
+        return BaseIndex(self.refs)
 
     def facts(self) -> dict[bytes, ArrayFacts]:
         return {
@@ -137,9 +136,8 @@ class Model:
         self.refs = [ref for ref in self.refs if ref.blob.key in kept]
         for manifest in plan.manifests:
             self.written += 1
-            name = key(self.written)
-            self.refs.append(ManifestRef(BlobRef(name, 9, 0), manifest.leaves))
-            self.sets[name] = manifest.set_name
+            blob = BlobRef(key(self.written), 9, 0)
+            self.refs.append(ManifestRef(blob, manifest.leaves, packed_for=manifest.set_name))
 
     def check(self) -> None:
         boxes: dict[str, list[Part]] = {}
@@ -291,12 +289,12 @@ def full(config: ChunkManifests, facts: dict[bytes, ArrayFacts]) -> list[Part]:
 def test_explaining_a_base() -> None:
     facts = facts_of(a=10, b=60_000, c=20, d=30, empty=0)
     leaves = {p.node_id: p for p in full(DEFAULT, facts)}
-    names = [("coordinates", "a"), ("default", "b"), ("default", "c"), (None, "d")]
+    names = [("coordinates", "a"), ("default", "b"), ("default", "c"), ("", "d")]
     refs = [
-        ManifestRef(BlobRef(key(i), 9, 0), (leaves[id_of(f"/{name}")],))
-        for i, (_, name) in enumerate(names)
+        ManifestRef(BlobRef(key(i), 9, 0), (leaves[id_of(f"/{name}")],), packed_for=packed_for)
+        for i, (packed_for, name) in enumerate(names)
     ]
-    base = BaseIndex(refs, {key(i): s for i, (s, _) in enumerate(names) if s})
+    base = BaseIndex(refs)
     config = ChunkManifests(sets=DEFAULT.sets, rules=(Rule("coordinates"),))
     found = {e.path: e for e in explain(config, reversed(facts.values()), base)}
     assert list(found) == ["/a", "/b", "/c", "/d", "/empty"]
@@ -313,7 +311,7 @@ def test_explaining_a_base() -> None:
 def test_a_full_set_takes_no_manifest_beside_those_that_stay() -> None:
     facts = facts_of(a=10, b=10)
     a, b = full(DEFAULT, facts)
-    base = BaseIndex([ManifestRef(BlobRef(key(0), 9, 0), (a,))], {key(0): "coordinates"})
+    base = BaseIndex([ManifestRef(BlobRef(key(0), 9, 0), (a,), packed_for="coordinates")])
     config = ChunkManifests(sets=DEFAULT.sets, rules=(Rule("coordinates"),))
     beside = plan_manifests(config, facts, [b], base, [])
     assert [one.set_name for one in beside.manifests] == ["default"]

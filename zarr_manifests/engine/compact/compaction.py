@@ -33,7 +33,6 @@ from zarr_manifests.engine.compact.merge_leaves import (
     due_manifests,
     pending_of,
     repack,
-    set_names,
 )
 from zarr_manifests.engine.compact.presence_index import Presence, leaf_names, with_entries
 from zarr_manifests.engine.compact.runs import roll_up
@@ -129,7 +128,7 @@ def compact_branch(
             return _compact(context, at, branch, mode, ratio, dry_run=dry_run, run=run)
 
         report, head = opened(attempt)
-    return replace(report, bytes_read=report.bytes_read + read.nbytes), head
+    return replace(report, bytes_read=report.bytes_read + sum(read)), head
 
 
 def _compact(
@@ -197,7 +196,7 @@ class _Work:
         self._run, self._told = run, 0
         self._ratio, self._root, self._tip = ratio, root, root.branches[branch]
         self._context, self._view, self._keys, self._mode = context, view, keys, mode
-        self._base = BaseIndex(view.manifests, set_names(view.manifests))
+        self._base = BaseIndex(view.manifests)
         nodes = {node.node_id: node for node in view.nodes.values() if node.kind != NodeKind.GROUP}
         refs, bounds = ref_counts(view, self._base, self._rows_by_node())
         rules = context.config.chunk_manifests.rules

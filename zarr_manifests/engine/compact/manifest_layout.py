@@ -14,7 +14,6 @@ from typing import Any
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.compact.compaction import compact_branch
-from zarr_manifests.engine.compact.merge_leaves import set_names
 from zarr_manifests.engine.compact.scratch import ScratchStorage
 from zarr_manifests.engine.history.refs import REF_ATTEMPTS, Refs
 from zarr_manifests.engine.root.roots import Roots
@@ -148,7 +147,7 @@ def _layout(
     manifests: Sequence[ManifestRef],
     pending: dict[bytes, int],
 ) -> ManifestLayout:
-    index = BaseIndex(manifests, set_names(manifests))
+    index = BaseIndex(manifests)
     facts = _facts(view, index, pending)
     shown = [
         ManifestPlace(

@@ -268,11 +268,6 @@ class Repacked:
         self.manifests_written += len(written.manifests)
 
 
-def set_names(manifests: Sequence[ManifestRef]) -> dict[str, str]:
-    """The set that each manifest was packed for, by key."""
-    return {ref.blob.key: ref.packed_for for ref in manifests if ref.packed_for}
-
-
 def repack(
     context: Context,
     heap: Heap,
@@ -293,7 +288,7 @@ def repack(
     result = Repacked(tuple(base))
     most = STEP_REFS if writer.in_steps else _ALL_REFS
     for step in _steps(closure, base, most, whole_arrays=everything):
-        index = BaseIndex(result.manifests, set_names(result.manifests))
+        index = BaseIndex(result.manifests)
         leaves = [
             leaf
             for due in step.dues(index)

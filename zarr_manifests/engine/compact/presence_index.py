@@ -30,13 +30,13 @@ from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.engine.snapshot.index_directory import (
+from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.snapshot.zones import (
     UNUSABLE,
     index_directory,
     index_pointer,
 )
-from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of
-from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import FencedError, NotFoundError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind

@@ -197,7 +197,7 @@ class _LeafTask:
             creates = [partial(context.objects.create, one.key, one.data) for one in bitmaps]
             context.runtime.parallel(creates)
         written.bytes_written += sum(len(one.data) for one in bitmaps)
-        written.bytes_read = read.nbytes
+        written.bytes_read = sum(read)
         return written
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.spill import Rows, Spill, Spilled, held, resident
-from zarr_manifests.engine.snapshot.path_index import PathIndex
+from zarr_manifests.engine.snapshot.base_pages import PathIndex
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
     UNSET,

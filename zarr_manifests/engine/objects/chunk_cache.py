@@ -79,4 +79,4 @@ def _identity(ref: NativeRef | VirtualRef) -> bytes:
 
 
 def _name(ref: NativeRef | VirtualRef) -> tuple[Any, ...]:
-    return ref if isinstance(ref, NativeRef) else ("elsewhere", ref)
+    return ref if isinstance(ref, NativeRef) else ("elsewhere", _identity(ref))

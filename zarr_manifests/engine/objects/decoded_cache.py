@@ -22,7 +22,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from operator import itemgetter
+from contextlib import suppress
 from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions
@@ -35,6 +35,9 @@ OBJECT: Final = "object"
 
 ENTRY_BYTES: Final = 400
 """Bytes of an entry besides its value: its name, its place in the order."""
+
+
+type _Name = tuple[Any, ...]
 
 
 class _Entry:
@@ -64,10 +67,8 @@ class DecodedCache:
         self._expire_s = options.expire_ms / 1000 or float("inf")
         self._now_s = runtime.monotonic_s
         self._meter = meter or Meter()
-        # Least recently used first, except for the names in `_used`.
-        self._objects: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
-        self._made: OrderedDict[tuple[Any, ...], _Entry] = OrderedDict()
-        self._used: dict[tuple[Any, ...], None] = {}
+        # Least recently used first: objects, and values made from them.
+        self._parts = OrderedDict[_Name, _Entry](), OrderedDict[_Name, _Entry]()
         self._bytes = [0, 0]
         self._due_s = float("inf")  # no value expires before this time
         self._restart()
@@ -75,11 +76,9 @@ class DecodedCache:
 
     def _restart(self) -> None:
         self._lock = threading.RLock()
-        self._flights: dict[tuple[Any, ...], _Flight] = {}
+        self._flights: dict[_Name, _Flight] = {}
         # A thread of the parent may have been between adding a value and adding its size.
-        self._bytes[:] = (
-            sum(entry.nbytes for entry in part.values()) for part in (self._objects, self._made)
-        )
+        self._bytes[:] = (sum(entry.nbytes for entry in part.values()) for part in self._parts)
 
     @property
     def nbytes(self) -> int:
@@ -87,47 +86,48 @@ class DecodedCache:
         with self._lock:  # not between adding one and dropping another
             return sum(self._bytes)
 
-    def __contains__(self, name: tuple[Any, ...]) -> bool:
+    def __contains__(self, name: _Name) -> bool:
         with self._lock:
-            return name in self._part(name)[0]
+            return name in self._parts[name[0] != OBJECT]
 
     def clear(self) -> None:
         """Forget all values."""
         with self._lock:
-            self._objects.clear()
-            self._made.clear()
-            self._used.clear()
+            for part in self._parts:
+                part.clear()
             self._bytes[:] = 0, 0
 
-    def find(self, name: tuple[Any, ...]) -> Any | None:
+    def find(self, name: _Name) -> Any | None:
         """The value; None if it is not cached."""
         now_s = self._now_s()
         if now_s >= self._due_s:
             with self._lock:
                 self._expire(now_s)
-        # Without the lock, which would double the time of each chunk's lookup.
-        entry = (self._objects if name[0] == OBJECT else self._made).get(name)
+        # Without the lock, which would double the time of each chunk's lookup. Names have no hash
+        # or comparison in Python, so each of these steps is atomic.
+        part = self._parts[name[0] != OBJECT]
+        entry = part.get(name)
         if entry is None:
             return None
         entry.used_s = now_s
-        self._used[name] = None
+        with suppress(KeyError):  # another thread has just dropped it
+            part.move_to_end(name)
         return entry.value
 
-    def keep(self, name: tuple[Any, ...], value: Any) -> None:
+    def keep(self, name: _Name, value: Any) -> None:
         """Add a value as the most recently used; an existing one stays."""
         if self.find(name) is not None:
             return
         entry = _Entry(value, ENTRY_BYTES + decoded_bytes(value), self._now_s())
         with self._lock:
-            self._settle()
-            part, at = self._part(name)
-            old = part.pop(name, None)
-            part[name] = entry
+            at = int(name[0] != OBJECT)
+            old = self._parts[at].pop(name, None)
+            self._parts[at][name] = entry
             self._bytes[at] += entry.nbytes - (old.nbytes if old is not None else 0)
             self._due_s = min(self._due_s, entry.used_s + self._expire_s)
             self._shrink(name)
 
-    def obtain(self, name: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    def obtain[T](self, name: _Name, make: Callable[[], T]) -> T:
         """Return the value; if it is missing, one thread calls `make` for it."""
         flight = self._flights.setdefault(name, _Flight())
         with flight.making:
@@ -143,45 +143,32 @@ class DecodedCache:
                 flight.ended = True
         if flight.error is not None:
             raise flight.error
-        return flight.value
-
-    def _part(self, name: tuple[Any, ...]) -> tuple[OrderedDict[tuple[Any, ...], _Entry], int]:
-        return (self._objects, 0) if name[0] == OBJECT else (self._made, 1)
-
-    def _settle(self) -> None:
-        """Move the values in `_used` to the end of the order."""
-        used, self._used = self._used, {}
-        known = [
-            (part[name].used_s, name, part)
-            for name in [*used]
-            if name in (part := self._part(name)[0])
-        ]
-        for _, name, part in sorted(known, key=itemgetter(0)):
-            part.move_to_end(name)
+        value: T = flight.value
+        return value
 
     def _expire(self, now_s: float) -> None:
-        self._settle()
-        self._due_s = float("inf")
-        for at, part in enumerate((self._objects, self._made)):
-            while part:
-                due_s = next(iter(part.values())).used_s + self._expire_s
-                if due_s > now_s:
-                    self._due_s = min(self._due_s, due_s)
-                    break
-                self._drop(part, at)
+        firsts = list[float]()
+        with suppress(RuntimeError):  # another thread uses the first one: the next lookup goes on
+            for at, part in enumerate(self._parts):
+                while part:
+                    due_s = next(iter(part.values())).used_s + self._expire_s
+                    if due_s > now_s:
+                        firsts.append(due_s)
+                        break
+                    self._drop(at)
+            self._due_s = min(firsts, default=float("inf"))
 
-    def _shrink(self, newest: tuple[Any, ...]) -> None:
-        parts = self._objects, self._made
+    def _shrink(self, newest: _Name) -> None:
         while sum(self._bytes) > self.max_size:
             at = int(self._bytes[1] > self._bytes[0])
-            if next(iter(parts[at])) == newest and len(parts[at]) == 1:
+            if newest in self._parts[at] and len(self._parts[at]) == 1:
                 at = 1 - at  # the value added last stays
-                if not parts[at] or self._bytes[at] <= self.max_size // 2:
+                if not self._parts[at] or self._bytes[at] <= self.max_size // 2:
                     break
-            self._drop(parts[at], at)
+            self._drop(at)
 
-    def _drop(self, part: OrderedDict[tuple[Any, ...], _Entry], at: int) -> None:
-        _, entry = part.popitem(last=False)
+    def _drop(self, at: int) -> None:
+        _, entry = self._parts[at].popitem(last=False)
         self._bytes[at] -= entry.nbytes
         self._meter.add("cache_evicted_bytes", entry.nbytes)
 

@@ -7,11 +7,10 @@ objects, such as the chunk tables of a manifest, are in the same cache. Writes u
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -27,7 +26,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.byte_ranges import coalesce
-from zarr_manifests.runtime import Runtime
+from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
 from zarr_manifests.storage.protocol import ReadableStorage
@@ -89,28 +88,13 @@ class NotAtHandError(Exception):
     """The object would have to be fetched."""
 
 
-class ReadTally:
-    """Counts fetched bytes. Thread-safe."""
-
-    __slots__ = ("_lock", "nbytes")
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._lock = threading.Lock()
-
-    def add(self, nbytes: int) -> None:
-        """Count fetched bytes."""
-        with self._lock:
-            self.nbytes += nbytes
-
-
-_TALLY: ContextVar[ReadTally | None] = ContextVar("zarr_manifests_tally", default=None)
+_TALLY: ContextVar[list[int] | None] = ContextVar("zarr_manifests_tally", default=None)
 
 
 @contextmanager
-def tallied_reads() -> Iterator[ReadTally]:
-    """Count the bytes of objects fetched in the block, including by its parallel calls."""
-    tally = ReadTally()
+def tallied_reads() -> Iterator[list[int]]:
+    """The numbers of bytes of objects fetched in the block, including by its parallel calls."""
+    tally: list[int] = []
     token = _TALLY.set(tally)
     try:
         yield tally
@@ -186,7 +170,10 @@ class ObjectReader:
             self.meter.add("cache_hits")
             return cast(T, found)
         self.meter.add("cache_misses")
-        return cast(T, self.cache.obtain(name, partial(self._decoded, ref, kind, fetched)))
+        return cast(T, self._obtain(name, partial(self._decoded, ref, kind, fetched)))
+
+    def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
+        return self.cache.obtain(name, make)
 
     def load_all(
         self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
@@ -228,15 +215,15 @@ class ObjectReader:
     ) -> Mapping[Box, ChunkTable]:
         """A manifest's decoded chunk tables of one node, by box; `manifest`, if already loaded."""
         name = _tables_name(ref, node_id)
-        found = self.cache.find(name)
+        found: Mapping[Box, ChunkTable] | None = self.cache.find(name)
         if found is None:
 
             def decode() -> Mapping[Box, ChunkTable]:
                 whole = manifest or self.load(ref, Manifest)
                 return {table.box: table for table in whole.tables(node_id)}
 
-            found = self.cache.obtain(name, decode)
-        return cast(Mapping[Box, ChunkTable], found)
+            found = self._obtain(name, decode)
+        return found
 
     def table(
         self,
@@ -247,7 +234,7 @@ class ObjectReader:
     ) -> ChunkTable:
         """One chunk table of a node in the object; `find` returns it encoded."""
         name = _table_name(ref, node_id, number)
-        return cast(ChunkTable, self.cache.obtain(name, lambda: Manifest.decode(*find())))
+        return self._obtain(name, lambda: Manifest.decode(*find()))
 
     def known_table(self, ref: BlobRef, node_id: bytes, number: int) -> ChunkTable | None:
         """The same if it is cached, else None."""
@@ -321,7 +308,7 @@ class ObjectReader:
                 self.cache.keep(name, table)
             return fetched
         name = _stretch_name(ref, stretches[0])  # readers of one stretch wait for one another
-        return {name: self.cache.obtain(name, lambda: fetch()[name])}
+        return {name: self._obtain(name, lambda: fetch()[name])}
 
     def blocks_of(self, ref: BlobRef) -> ManifestBlocks:
         """The directory of a manifest in blocks."""
@@ -388,7 +375,7 @@ class ObjectReader:
             ) from error
         tally = _TALLY.get()
         if tally is not None:
-            tally.add(len(data))
+            tally.append(len(data))
         return data
 
 
@@ -425,7 +412,7 @@ class AtHand(ObjectReader):
 
     def __init__(self, objects: ObjectReader) -> None:
         self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
-        self._runtime, self._disk = objects._runtime, None
+        self._runtime, self._disk = replace(objects._runtime, parallel=one_by_one), None
 
     def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
         """Return the decoded object that `ref` points to; `fetched` has its bytes, if available.
@@ -443,45 +430,15 @@ class AtHand(ObjectReader):
             raise NotAtHandError(ref.key)
         return cast(T, kind.from_object(data, ref))
 
-    def load_all(
-        self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
-    ) -> dict[str, Any]:
-        """The decoded objects by key."""
-        return {ref.key: self.load(ref, kind) for ref, kind in wanted}
-
-    def stretches(
-        self, due: Sequence[tuple[BlobRef, int, Sequence[int]]]
-    ) -> list[list[ChunkTable]]:
-        """Some stretches of the tables with these numbers in manifests whose directory was read."""
-        found = []
-        for ref, _, wanted in due:
-            tables = self.stretches_at_hand(ref, wanted)
-            found.append([table for table in tables if table is not None])
-            if len(found[-1]) < len(tables):
-                raise NotAtHandError(ref.key)
+    def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
+        found: T | None = self.cache.find(name)
+        if found is None:
+            found = make()
+            self.cache.keep(name, found)
         return found
 
-    def tables(
-        self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
-    ) -> Mapping[Box, ChunkTable]:
-        """A manifest's decoded chunk tables of one node, by box; `manifest`, if already loaded."""
-        if not self.has_tables(ref, node_id):
-            manifest = manifest or self.load(ref, Manifest)
-        return super().tables(ref, node_id, manifest)
-
-    def table(
-        self,
-        ref: BlobRef,
-        node_id: bytes,
-        number: int,
-        find: Callable[[], tuple[Part, TableData]],
-    ) -> ChunkTable:
-        """One chunk table of a node in the object; `find` returns it encoded."""
-        known = self.known_table(ref, node_id, number)
-        if known is not None:
-            return known
-        part = find()
-        return super().table(ref, node_id, number, lambda: part)
+    def _range(self, ref: BlobRef, start: int, length: int) -> bytes:
+        raise NotAtHandError(ref.key)
 
 
 def _table_name(ref: BlobRef, node_id: bytes, number: int) -> tuple[Any, ...]:

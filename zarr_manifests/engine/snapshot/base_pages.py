@@ -18,21 +18,85 @@ from functools import cached_property, partial
 from operator import itemgetter
 from typing import Final, NoReturn
 
-import numpy as np
-
 from zarr_manifests.engine.objects.metadata import AtHand, ObjectReader
-from zarr_manifests.engine.snapshot.path_index import PathIndex
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.counts import Count
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, path_order
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
+from zarr_manifests.planning.layout.leaves import EMPTY, BaseIndex, PlacedLeaf
 from zarr_manifests.planning.layout.node_pages import combined_refs
 
 _parent: Final = itemgetter(slice(2))
 """What the order of paths begins with: whether it is an opaque entry, and the parent path."""
+
+
+_NONE: Final[Mapping[str, None]] = {}
+
+
+class PathIndex:
+    """Paths by directory, in the order they were added.
+
+    A directory is a text that ends with a slash, or is empty; a path is in the directory that ends
+    with its last slash. The root's path, which is empty, is in no directory. Readers need no lock
+    if one thread at a time changes the index.
+
+    Parameters
+    ----------
+    paths : iterable of str
+        The first paths.
+    """
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self._paths: dict[str, dict[str, None]] = {}
+        self._directories: dict[str, dict[str, None]] = {}
+        for path in paths:
+            self.add(path)
+
+    def paths(self, directory: str) -> Mapping[str, None]:
+        """The paths right in the directory, as keys."""
+        return self._paths.get(directory, _NONE)
+
+    def directories(self, directory: str) -> Mapping[str, None]:
+        """The directories right in the directory that have paths at any depth, as keys."""
+        return self._directories.get(directory, _NONE)
+
+    def unlisted(self, directory: str) -> Mapping[str, None]:
+        """Those of its directories that may have paths though there is no node at their own."""
+        return self.directories(directory)
+
+    def add(self, path: str) -> None:
+        """Add a path; the root's is left out."""
+        if not path:
+            return
+        directory = path[: path.rfind("/") + 1]
+        self._paths.setdefault(directory, {})[path] = None
+        while directory:
+            inner, directory = directory, _above(directory)
+            beside = self._directories.setdefault(directory, {})
+            if inner in beside:
+                return
+            beside[inner] = None
+
+    def discard(self, path: str) -> None:
+        """Remove a path, if it is there."""
+        directory = path[: path.rfind("/") + 1]
+        beside = self._paths.get(directory, {})
+        beside.pop(path, None)
+        if not beside:
+            self._paths.pop(directory, None)
+        while directory and directory not in self._paths and directory not in self._directories:
+            inner, directory = directory, _above(directory)
+            beside = self._directories.get(directory, {})
+            beside.pop(inner, None)
+            if not beside:
+                self._directories.pop(directory, None)
+
+
+def _above(directory: str) -> str:
+    """The directory that this one is in."""
+    return directory[: directory.rfind("/", 0, -1) + 1]
 
 
 @dataclass(frozen=True)
@@ -65,9 +129,8 @@ def index_of(manifests: Sequence[ManifestRef]) -> BaseIndex:
     CorruptObjectError
         If a manifest is listed twice.
     """
-    sets = {ref.blob.key: ref.packed_for for ref in manifests if ref.packed_for}
     try:
-        return BaseIndex(manifests, sets)
+        return BaseIndex(manifests)
     except InvalidArgumentError as error:
         raise CorruptObjectError(str(error)) from error
 
@@ -355,6 +418,10 @@ class PagedPaths:
         return {**found, **self._live.directories(directory)}
 
 
+type Paths = PathIndex | PagedPaths
+"""Paths by directory, possibly also of nodes that were deleted."""
+
+
 class NodeIds(Mapping[bytes, Node]):
     """The nodes of a snapshot by id.
 
@@ -410,66 +477,56 @@ class PagedIndex(BaseIndex):
         pages._objects = objects
         return PagedIndex(pages, self._ids)
 
-    def _at(self, node_id: bytes, box: Box | None = None) -> BaseIndex | None:
+    def _at(self, node_id: bytes, box: Box | None = None) -> BaseIndex:
         """An index that has all leaves of the node that overlap the box."""
         large = self._pages.large(node_id)
         if large:
             # Not `overlaps`, which says no for boxes without coordinates.
             due = [link for link in large if box is None or _touches(link.box, box)]
-            return self._pages.leaves(due) if due else None
+            return self._pages.leaves(due) if due else EMPTY
         at = self._ids.page_of(node_id)
-        return None if at is None else self._pages.index(at)
+        return EMPTY if at is None else self._pages.index(at)
 
     def refs(self, node_id: bytes) -> int:
         """The number of refs in all leaves of the node."""
-        found = self._at(node_id)
-        return 0 if found is None else found.refs(node_id)
+        return self._at(node_id).refs(node_id)
 
     def placed(self, node_id: bytes) -> list[PlacedLeaf]:
         """The leaves of the node."""
-        found = self._at(node_id)
-        return [] if found is None else found.placed(node_id)
+        return self._at(node_id).placed(node_id)
 
     def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
         """The leaves whose box holds the coordinate: at most one in a valid base."""
-        found = self._at(node_id, Box(coords, tuple(c + 1 for c in coords)))
-        return [] if found is None else found.holding(node_id, coords)
+        box = Box(coords, tuple(c + 1 for c in coords))
+        return self._at(node_id, box).holding(node_id, coords)
 
     def placed_in(self, node_id: bytes, box: Box) -> list[PlacedLeaf]:
         """The leaves of the node that overlap the box."""
-        found = self._at(node_id, box)
-        return [] if found is None else found.placed_in(node_id, box)
+        return self._at(node_id, box).placed_in(node_id, box)
 
     def may_be_merged(self, node_id: bytes, first: int, stop: int) -> bool:
         """Whether a leaf may be merged to one of these sequences."""
         large = self._pages.large(node_id)
         if large:
             return any(link.merged[0] < stop and first <= link.merged[1] for link in large)
-        found = self._at(node_id)
-        return found is not None and found.may_be_merged(node_id, first, stop)
+        return self._at(node_id).may_be_merged(node_id, first, stop)
 
     def around(self, node_id: bytes) -> Box | None:
         """The smallest box around the node's leaves; None if it has none."""
         large = self._pages.large(node_id)
-        if large:
-            return Box.around(link.box for link in large)
-        found = self._at(node_id)
-        return None if found is None else found.around(node_id)
+        return (
+            Box.around(link.box for link in large) if large else self._at(node_id).around(node_id)
+        )
 
     def ndim(self, node_id: bytes) -> int | None:
         """The number of axes of the node's leaves; None if it has none."""
         large = self._pages.large(node_id)
-        if large:
-            return large[0].box.ndim
-        found = self._at(node_id)
-        return None if found is None else found.ndim(node_id)
+        return large[0].box.ndim if large else self._at(node_id).ndim(node_id)
 
     def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:
         """A number that is not negative for each coordinate in a leaf, -1 for the others."""
-        found = self._at(node_id, Box.around_coords(coords)) if len(coords) else None
-        if found is None:
-            return np.full(len(coords), -1, np.int64)
-        return found.locate(node_id, coords)
+        due = self._at(node_id, Box.around_coords(coords)) if len(coords) else EMPTY
+        return due.locate(node_id, coords)
 
 
 def _touches(box: Box, other: Box) -> bool:

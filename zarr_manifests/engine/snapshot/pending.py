@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.snapshot.tables import RecentTables
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.columns import decode_column, encode_column
@@ -25,9 +26,12 @@ from zarr_manifests.planning.layout.leaves import BaseIndex
 from zarr_manifests.planning.layout.splitting import Layout
 from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import bare, owned, select, split, take
+from zarr_manifests.runtime import SYSTEM
 
 BATCH_ROWS: Final = 2_000_000
 """Rows that are worked on at a time, about."""
+_ROW_BYTES: Final = 56
+"""A row of which no column is constant."""
 _PIECE_ROWS: Final = 250_000
 """Rows whose coordinates are in memory at once: these take several times as much as the rows."""
 
@@ -111,8 +115,9 @@ class Heap:
 
     Attributes
     ----------
-    recent : RecentTables
-        The tables that were decoded last.
+    recent : DecodedCache
+        The tables that were decoded last: each is needed a few times in a row, and there are more
+        than the objects' cache has room for.
     """
 
     def __init__(
@@ -124,7 +129,8 @@ class Heap:
         rows: int | None = None,
     ) -> None:
         self.view, self.rows = view, rows or BATCH_ROWS
-        self.recent = RecentTables(self.rows)
+        room = CacheOptions(max_size=self.rows * _ROW_BYTES, expire_ms=0)
+        self.recent = DecodedCache(room, SYSTEM, meter)
         self._meter = meter
         self._base, self._may = base, frozenset(outside)
         self._outside: dict[bytes, Outside] = {}

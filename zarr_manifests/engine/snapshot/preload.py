@@ -254,8 +254,8 @@ class RefsPreload:
 
     def __init__(self, context: ReadContext, root: Root) -> None:
         # The pool's other threads are left for reads.
-        self._runtime = replace(context.runtime, parallel=one_by_one)
-        self._context, self._root = context, root
+        runtime = replace(context.runtime, parallel=one_by_one)
+        self._context, self._root = replace(context, runtime=runtime), root
         options = context.config.chunk_manifests.preload
         self._due = deque([(True, name) for name in options.branches])
         self._due.extend((False, name) for name in options.tags)
@@ -300,14 +300,12 @@ class RefsPreload:
         self.start()
 
     def _open(self, name: str, *, is_branch: bool) -> SnapshotView | None:
-        roots, objects = self._context.roots, self._context.objects
+        roots, context = self._context.roots, self._context
         if is_branch:
             tip = roots.with_branch(self._root, name).branches.get(name)
-            if tip is None:
-                return None
-            return SnapshotView.open(objects, self._runtime, tip.head, tip.base, tip.ahead)
+            return None if tip is None else context.open_branch(tip)
         ref = roots.with_tag(self._root, name).tags.get(name)
-        return None if ref is None else SnapshotView.open(objects, self._runtime, ref)
+        return None if ref is None else context.open_view(ref)
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

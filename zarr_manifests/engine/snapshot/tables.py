@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.objects.metadata import ObjectReader, PartialManifest
 from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.errors import CorruptObjectError
@@ -51,29 +52,6 @@ _STRETCHES: Final = 4
 """Number of stretches of a manifest that are fetched one by one before the whole is."""
 _NO_ROWS: Final = np.zeros(0, np.int64)
 type BoolColumn = npt.NDArray[np.bool_]
-
-
-class RecentTables:
-    """Decoded tables, as many of those used last as have a limited number of rows together.
-
-    For a writer that goes through more tables than the objects' cache has room for, and needs each
-    a few times in a row. Not thread-safe.
-    """
-
-    def __init__(self, most_rows: int) -> None:
-        self._most, self._rows = most_rows, 0
-        self._tables: dict[tuple[str, bytes, int], ChunkTable] = {}  # used last at the end
-
-    def obtain(self, name: tuple[str, bytes, int], make: Callable[[], ChunkTable]) -> ChunkTable:
-        """The table of that name; made if it is not there."""
-        table = self._tables.pop(name, None)
-        if table is None:
-            table = make()
-            self._rows += len(table)
-        self._tables[name] = table
-        while self._rows > self._most and len(self._tables) > 1:
-            self._rows -= len(self._tables.pop(next(iter(self._tables))))
-        return table
 
 
 class SnapshotTables:
@@ -201,20 +179,17 @@ class SnapshotTables:
             return self._leaf(node_id, leaf, {}) if known is None else known
         return self._objects.stretches([(blob, number, [stretch])])[0][0]
 
-    def _leaf_at_hand(
-        self, node_id: bytes, leaf: PlacedLeaf, coords: Coords
-    ) -> tuple[bool, ChunkTable | None]:
-        """Whether `_leaf_around` needs no fetch, and then its answer."""
+    def _is_leaf_at_hand(self, node_id: bytes, leaf: PlacedLeaf, coords: Coords) -> bool:
+        """Whether `_leaf_around` needs no fetch."""
         blob = leaf.manifest.blob
         if self._objects.has_tables(blob, node_id):
-            return True, self._leaf(node_id, leaf, {})
+            return True
         blocks = self._in_blocks(node_id, leaf, self._objects.recall(blob, PartialManifest))
         if blocks is None:
-            return False, None
+            return False
         number = blocks.number_of(node_id, leaf.part.box)
-        stretch = blocks.stretch_at(number, leaf.part.box.ravel_one(coords))
-        known = None if stretch is None else self._objects.stretches_at_hand(blob, [stretch])[0]
-        return stretch is None or known is not None, known
+        _, _, wanted = _around(blocks, blob, number, leaf.part.box, coords)
+        return None not in self._objects.stretches_at_hand(blob, wanted)
 
     def _is_asked_little(self, source: TableSource) -> bool:
         """Whether the source is large, and few chunks were looked up in stretches of it."""
@@ -410,7 +385,7 @@ class SnapshotTables:
         node_id: bytes,
         boxes: Sequence[Box],
         narrow: Callable[[ChunkTable], ChunkTable],
-        recent: RecentTables,
+        recent: DecodedCache,
         apart: Collection[int],
     ) -> list[Stack]:
         """What live deltas say of each box, with each table put through `narrow`.

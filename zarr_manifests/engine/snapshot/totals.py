@@ -35,8 +35,8 @@ from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
-from zarr_manifests.planning.tables.merge import inside
-from zarr_manifests.planning.tables.presence import kinds_at, within
+from zarr_manifests.planning.tables.merge import inside, rows_at
+from zarr_manifests.planning.tables.presence import within
 from zarr_manifests.planning.tables.sums import (
     NOTHING,
     Amount,
@@ -336,23 +336,34 @@ class _Counter:
         change = NOTHING if cut is None or whole else self._lost(node_id, cut)
         resident = [rows for rows in tables if isinstance(rows, ChunkTable)]
         if resident:
-            change += self._laid_over(node_id, cut, _Rows(resident), new=whole)
+            change += self._laid_over(node_id, cut, resident, new=whole)
         boxes = () if whole else self._all_boxes(node_id)
         for rows in tables:
             if not isinstance(rows, Spilled):
                 continue
             if any(box.overlaps(rows.box) for box in boxes):
-                one = _Rows([self._fetch(rows)])
-                change += self._laid_over(node_id, cut, one, new=False)
+                change += self._laid_over(node_id, cut, [self._fetch(rows)], new=False)
             else:
                 change += Amount(len(rows) - rows.unset, rows.nbytes)
         return change.to_count(node_id, Counted.WHOLE if whole else Counted.EXACT)
 
-    def _laid_over(self, node_id: bytes, cut: Coords | None, rows: _Rows, *, new: bool) -> Amount:
-        """How many chunks these rows add; `new` says that there were none before."""
-        if new:
-            return Amount(*rows.all_new())
-        return rows.laid_over(*self._before(node_id, rows.coords, cut))
+    def _laid_over(
+        self, node_id: bytes, cut: Coords | None, tables: Sequence[ChunkTable], *, new: bool
+    ) -> Amount:
+        """How many chunks and bytes these tables, which have no chunk in common, add.
+
+        `new` says that there were none before.
+        """
+        each = [table for table in tables if len(table)] or list(tables[:1])
+        is_set = _joined([table.kind for table in each]) != RefKind.UNSET
+        length = _joined([table.length for table in each])
+        there = lengths = np.zeros(len(length), np.int64)
+        if not new:
+            there, lengths = self._before(node_id, _joined([t.coords() for t in each]), cut)
+        chunks = int(is_set.sum()) - int((there == 1).sum())
+        told = lengths != _UNKNOWN
+        nbytes = int(length[is_set].sum()) - int(lengths[told].sum())
+        return Amount(chunks, nbytes, bool((there != _UNKNOWN).all()), bool(told.all()))
 
     def _cuts_all(self, node_id: bytes, cut: Coords) -> bool:
         """Whether everything stored is beyond the cut."""
@@ -440,41 +451,15 @@ def _joined(arrays: Sequence[IndexArray]) -> IndexArray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-class _Rows:
-    """Chunks of one node that a commit sets and unsets, without duplicates."""
-
-    def __init__(self, tables: Sequence[ChunkTable]) -> None:
-        each = [table for table in tables if len(table)] or list(tables[:1])
-        self.coords = _joined([table.coords() for table in each])
-        self.set = _joined([table.kind for table in each]) != RefKind.UNSET
-        self.length = _joined([table.length for table in each])
-
-    def all_new(self) -> tuple[int, int]:
-        """Chunks and bytes if there was nothing before."""
-        return int(self.set.sum()), int(self.length[self.set].sum())
-
-    def laid_over(self, there: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Amount:
-        """How many chunks and bytes are added, given what `_before` returned."""
-        known = there != _UNKNOWN
-        old = int((there == 1).sum())
-        chunks = int(self.set.sum()) - old
-        told = lengths != _UNKNOWN
-        nbytes = int(self.length[self.set].sum()) - int(lengths[told].sum())
-        return Amount(chunks, nbytes, bool(known.all()), bool(told.all()))
-
-
 def _looked_up(
     table: ChunkTable | None, coords: IndexArray
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Whether the table has each of the coordinates, and the lengths."""
-    there, lengths = np.zeros(len(coords), np.int64), np.zeros(len(coords), np.int64)
-    if table is None:
-        return there, lengths
-    there[kinds_at(table, coords) > RefKind.UNSET] = 1
-    linear = table.box.ravel(coords[there == 1])
-    rows = linear if table.index is None else np.searchsorted(table.index, linear)
-    lengths[there == 1] = table.length[rows]
-    return there, lengths
+    rows = np.full(len(coords), -1) if table is None else rows_at(table, coords)
+    lengths = np.zeros(len(coords), np.int64)
+    if table is not None:
+        lengths[rows >= 0] = table.length[rows[rows >= 0]]
+    return (rows >= 0).astype(np.int64), lengths
 
 
 def totals_of(view: SnapshotView) -> Usage:

@@ -29,8 +29,8 @@ from zarr_manifests.engine.snapshot.base_pages import (
     PagedIndex,
     PagedNodes,
     PagedPaths,
+    Paths,
 )
-from zarr_manifests.engine.snapshot.path_index import Paths
 from zarr_manifests.engine.snapshot.tables import BoolColumn, SnapshotTables
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.blobs import BlobRef
@@ -310,7 +310,7 @@ class SnapshotView(SnapshotTables):
         due = self._leaf_at(node_id, coords)
         if self._known_overlay(node_id, due[0].merged if due else 0) is None:
             return False
-        return all(self._leaf_at_hand(node_id, leaf, coords)[0] for leaf in due)
+        return all(self._is_leaf_at_hand(node_id, leaf, coords) for leaf in due)
 
     def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
         """Whether to look the chunk up in the tables that contain it, without the rest of the node.

@@ -1,4 +1,4 @@
-"""Zone maps of arrays in a snapshot: found and read, or absent.
+"""A branch's indexes: their directory, and zone maps of arrays in a snapshot, found or absent.
 
 Entries of recent commits are in objects that live deltas and runs name; those of older chunks in
 pages, which the branch's index directory leads to. Invariant: whatever cannot be read counts as
@@ -13,20 +13,40 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from operator import gt
+from typing import Final
 
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.engine.snapshot.index_directory import (
-    UNUSABLE,
-    index_directory,
-    index_pointer,
-)
 from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import CorruptObjectError, StorageError, UnsupportedFormatError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.index import IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.zone_maps import ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Overlay, in_box
+
+UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
+"""What an index that cannot be read raises."""
+
+
+def index_pointer(context: ReadContext, branch: str | None = None) -> BlobRef | None:
+    """The index directory of the branch (default `main`), as of the newest root seen.
+
+    It is valid for any snapshot: another branch's index has fewer entries for it, never wrong ones.
+    """
+    name = "main" if branch is None else branch
+    tip = context.roots.with_branch(context.roots.latest.root, name).branches.get(name)
+    return None if tip is None else tip.index
+
+
+def index_directory(context: ReadContext, pointer: BlobRef | None) -> IndexDirectory:
+    """The directory at the pointer; an empty one if it cannot be read."""
+    if pointer is None:
+        return IndexDirectory({})
+    try:
+        return context.objects.load(pointer, IndexDirectory)
+    except UNUSABLE:
+        return IndexDirectory({})  # as if missing: it can be rebuilt
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,9 +202,6 @@ class BaseIndex:
     ----------
     manifests : sequence of ManifestRef
         The base's directory.
-    sets : mapping of str to str
-        The set that each manifest was packed for, by key. A manifest that is not in it belongs to
-        no set.
 
     Raises
     ------
@@ -212,20 +209,16 @@ class BaseIndex:
         If a manifest is listed twice.
     """
 
-    def __init__(
-        self, manifests: Sequence[ManifestRef], sets: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, manifests: Sequence[ManifestRef]) -> None:
         self._manifests = tuple(manifests)
         self._numbers = {ref.blob.key: number for number, ref in enumerate(self._manifests)}
         if len(self._numbers) != len(self._manifests):
             raise InvalidArgumentError("a base names a manifest twice")
-        known = sets or {}
-        self._sets = {key: known[key] for key in self._numbers if key in known}
         self._in_set: dict[str, list[int]] = {}
-        for key, name in self._sets.items():
-            self._in_set.setdefault(name, []).append(self._numbers[key])
         entries: dict[bytes, list[tuple[Part, int, int]]] = {}
         for number, ref in enumerate(self._manifests):
+            if ref.packed_for:
+                self._in_set.setdefault(ref.packed_for, []).append(number)
             for part, merged in ref.leaves():
                 entries.setdefault(part.node_id, []).append((part, number, merged))
         self._entries = entries
@@ -243,7 +236,7 @@ class BaseIndex:
 
     def set_of(self, key: str) -> str | None:
         """The set a manifest was packed for."""
-        return self._sets.get(key)
+        return self[key].packed_for or None
 
     def in_set(self, name: str) -> int:
         """The number of the set's manifests."""

@@ -174,7 +174,11 @@ class _NodePages:
                 done[-1] = [*done[-1][0], *nodes], None
             else:
                 done.append((nodes, kept))
-        return [page for nodes, kept in done for page in ([kept] if kept else self._cut(nodes))]
+        pages: list[Planned[NodePage]] = []
+        for nodes, kept in done:
+            new = [] if kept else _cut(nodes, self._page, self._limits.nodes, self._limits)
+            pages += [kept] if kept else [Planned(*page) for page in new]
+        return pages
 
     def _few(self, *groups: tuple[list[Node], Planned[NodePage] | None]) -> bool:
         """Whether neighbours, one of which is written anyway, are better one page."""
@@ -189,16 +193,22 @@ class _NodePages:
             return page
         return replace(page, manifests=tuple(self._copies(page.nodes, page.manifests)))
 
-    def _cut(self, nodes: Sequence[Node]) -> list[Planned[NodePage]]:
-        limits = self._limits
-        if len(nodes) <= limits.nodes:
-            page = self._page(nodes)
-            if len(nodes) == 1 or page.leaf_count <= limits.leaves:
-                data = page.encode()
-                if len(nodes) == 1 or len(data) <= limits.nbytes:
-                    return [Planned(page, data)]
-        half = len(nodes) // 2
-        return [*self._cut(nodes[:half]), *self._cut(nodes[half:])]
+
+def _cut[T](
+    items: Sequence[T], page_of: Callable[[Sequence[T]], Base], most: int, limits: PageLimits
+) -> list[tuple[Base, bytes]]:
+    """The items as one page, or halved until each page is within the limits; and its bytes."""
+    if len(items) <= most:
+        page = page_of(items)
+        if len(items) == 1 or page.leaf_count <= limits.leaves:
+            data = page.encode()
+            if len(items) == 1 or len(data) <= limits.nbytes:
+                return [(page, data)]
+    half = len(items) // 2
+    return [
+        *_cut(items[:half], page_of, most, limits),
+        *_cut(items[half:], page_of, most, limits),
+    ]
 
 
 def _alike(page: Base, other: Base) -> bool:
@@ -227,28 +237,16 @@ def _leaf_pages(
     for ref in refs:
         groups[max(0, bisect_right(starts, _corner(ref)) - 1)].append(ref)
     pages: list[Planned[LeafPage]] = []
+
+    def page_of(group: Sequence[ManifestRef]) -> Base:
+        return Base((), tuple(group), table.sequence)
+
     for at, group in enumerate(groups):
-        page = Base((), tuple(group), table.sequence)
-        if group and mine and _alike(page, mine[at][1]):
+        if group and mine and _alike(page := page_of(group), mine[at][1]):
             pages.append(Planned(page, b"", mine[at][0]))
         elif group:
-            pages += _cut_leaves(group, table.sequence, limits)
+            pages += [Planned(*new) for new in _cut(group, page_of, limits.leaves, limits)]
     return pages
-
-
-def _cut_leaves(
-    refs: Sequence[ManifestRef], sequence: int, limits: PageLimits
-) -> list[Planned[LeafPage]]:
-    page = Base((), tuple(refs), sequence)
-    if len(refs) == 1 or page.leaf_count <= limits.leaves:
-        data = page.encode()
-        if len(refs) == 1 or len(data) <= limits.nbytes:
-            return [Planned(page, data)]
-    half = len(refs) // 2
-    return [
-        *_cut_leaves(refs[:half], sequence, limits),
-        *_cut_leaves(refs[half:], sequence, limits),
-    ]
 
 
 def _corner(ref: ManifestRef) -> tuple[tuple[int, ...], str]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.tables.live_deltas import check_axes
 from zarr_manifests.planning.tables.merge import rows_at, select
 
 
@@ -21,18 +21,15 @@ def within(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
     CorruptObjectError
         If they have another number of axes than the box.
     """
-    if coords.shape[1] != box.ndim:
-        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for {coords.shape[1]}")
+    check_axes(box, coords.shape[1])
     return np.asarray(((coords >= box.lo) & (coords < box.hi)).all(axis=1))
 
 
 def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     """The kind of the table's row for each coordinate; -1 where it has none."""
-    kinds = np.full(len(coords), -1, np.int64)
-    inner = np.flatnonzero(within(table.box, coords))
-    rows = rows_at(table, coords[inner])
-    kinds[inner[rows >= 0]] = table.kind[rows[rows >= 0]]
-    return kinds
+    check_axes(table.box, coords.shape[1])
+    rows = rows_at(table, coords)
+    return np.where(rows >= 0, table.kind[rows], -1) if len(table) else rows
 
 
 def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> IndexArray:

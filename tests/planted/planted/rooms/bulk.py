@@ -38,7 +38,7 @@ FAULTS = [
     Fault(
         "after-an-interrupt-calls-that-nobody-began-still-run",
         "runtime.py",
-        "for one in [one for one in handed if not one.take(here)]:",
-        "for one in [one for one in handed if one._taken]:",
+        "for outcome in [outcome for _, outcome in handed if not outcome.cancel()]:",
+        "for outcome in [outcome for _, outcome in handed if outcome.running()]:",
     ),
 ]

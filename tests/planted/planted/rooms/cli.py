@@ -86,7 +86,7 @@ FAULTS = [
     Fault(
         "counts-of-what-is-gone-are-lost",
         "metrics.py",
-        "self.retired[name] += n",
-        "pass",
+        "return Metrics(**_TOTALS)",
+        "return Metrics(**{n: sum(m._counts[n] for m in [*_METERS]) for n in _NAMES})",
     ),
 ]
