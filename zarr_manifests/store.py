@@ -40,8 +40,8 @@ from zarr_manifests.errors import (
     PickledStoreWarning,
     ReadOnlyError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import NativeRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.texts import plain_text

@@ -28,9 +28,9 @@ from folds import TILES, apart, document, refs_of
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind
 from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
 from zarr_manifests.storage import from_url
 from zarr_manifests.store import contents_of, workspace_of

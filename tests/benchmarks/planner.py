@@ -27,8 +27,8 @@ import zarr_manifests as zm
 from zarr_manifests import Config
 from zarr_manifests.config import Compaction
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.closure import ArrayChange, close
 from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex

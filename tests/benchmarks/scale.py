@@ -28,11 +28,10 @@ from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.base_writing import encoded_base
 from zarr_manifests.engine.compact.presence_index import index_leaves
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.counts import Count
 from zarr_manifests.format.index import Bitmap, IndexDirectory
 from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.nodes import Base
+from zarr_manifests.format.nodes import Base, Count
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.planning.layout.leaves import ArrayFacts
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.layout.sets import plan_manifests

@@ -14,14 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from zarr_manifests.config import Config
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
-from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import CommitKind, Delta, Digest
-from zarr_manifests.format.entry_columns import HistoryEntries
-from zarr_manifests.format.history_pages import History, HistoryPage
+from zarr_manifests.format.history import History, HistoryEntries, HistoryPage
 from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.nodes import Base, Node, NodeKind
+from zarr_manifests.format.nodes import Base, Count, Node, NodeKind
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import HISTORY_PAGES, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Box

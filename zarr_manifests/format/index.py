@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, is_sound
-from zarr_manifests.format.records import POINTERS, MetadataObject, pointer, rows
+from zarr_manifests.format.records import POINTERS, BlobRef, MetadataObject, pointer, rows
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.blocks import Blocks, encode_blocks, is_in_blocks
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
@@ -31,7 +30,7 @@ from zarr_manifests.format.envelope import (
     refusing,
     unpack,
 )
-from zarr_manifests.format.records import COPIED, NUMBERS, Record, Stored, within
+from zarr_manifests.format.records import COPIED, NUMBERS, BlobRef, Record, Stored, within
 from zarr_manifests.format.stretches import (
     STRETCH_BYTES,
     SplitTable,

@@ -8,6 +8,11 @@ Each version that logs an operation is archived under `root/<version>` in canoni
 copies of other objects. Everybody who archives a version writes the same value.
 
 Invariant: a root that needs an unknown feature is refused.
+
+What the root has no room for is in *pages*: the branches, tags or leases in a range of names, or
+pending deletions, which have no names. Invariants: pages never change; the root overrides its
+pages; a deleted tag stays in its page as a name without a snapshot, so that the name is never used
+again.
 """
 
 from __future__ import annotations
@@ -26,7 +31,6 @@ from zarr_manifests.errors import (
     NotFoundError,
     UnsupportedFormatError,
 )
-from zarr_manifests.format.blobs import ROOT_COPY_BYTES, BlobRef, with_copies
 from zarr_manifests.format.envelope import (
     MAX_MS,
     Fields,
@@ -45,16 +49,21 @@ from zarr_manifests.format.records import (
     OPTIONAL_COPIED,
     OPTIONAL_POINTER,
     POINTERS,
+    ROOT_COPY_BYTES,
     SORTED_COUNTERS,
     TABLE,
     TEXT,
     TUPLE,
+    BlobRef,
+    MetadataObject,
     Record,
     Stored,
     binary,
     by_name,
     maps,
+    pointer,
     rows,
+    with_copies,
 )
 from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
 from zarr_manifests.keys import is_inside
@@ -571,3 +580,62 @@ class Root(Record):
     def from_object(cls, data: bytes, where: str = ROOT_KEY) -> Root:
         """Decode a root."""
         return decode(data, ObjectKind.ROOT, cls.parse, where)
+
+
+# --- pages -------------------------------------------------------------------------------------
+
+
+def _tag(value: object, where: str) -> BlobRef | None:
+    return None if value is None else pointer(value, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(MetadataObject):
+    """Entries of one of the root's lists, in a range of names.
+
+    Parameters
+    ----------
+    branches : mapping of str to Branch
+        Branches by name.
+    tags : mapping of str to BlobRef or None
+        Tags by name; None for a deleted one.
+    leases : mapping of str to Lease
+        Leases by name.
+    pending : tuple of PendingDeletion
+        Expired snapshots whose objects are not deleted yet.
+    """
+
+    branches: Mapping[str, Branch] = field(default_factory=dict)
+    tags: Mapping[str, BlobRef | None] = field(default_factory=dict)
+    leases: Mapping[str, Lease] = field(default_factory=dict)
+    pending: tuple[PendingDeletion, ...] = ()
+
+    _KIND = ObjectKind.PAGE
+    _FIELDS = (
+        ("branches", "branches", by_name(parse_branch, Branch.pack)),
+        ("tags", "tags", by_name(_tag, OPTIONAL_POINTER.pack)),
+        ("leases", "leases", by_name(lambda value, _: Lease.parse(value), Lease.pack)),
+        ("pending", "pending", rows(PendingDeletion).left_out()),
+    )
+
+    def __post_init__(self) -> None:
+        if any(lease.name != name for name, lease in self.leases.items()):
+            raise CorruptObjectError("page: a lease has another name than its own")
+        for name in (*self.branches, *self.tags):
+            check_ref_name(name)
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Its entries of that section, by name."""
+        found: Mapping[str, Any] = getattr(self, name)
+        return found
+
+    def __len__(self) -> int:
+        return len(self.branches) + len(self.tags) + len(self.leases) + len(self.pending)
+
+    def __or__(self, other: Page) -> Page:
+        return Page(
+            {**self.branches, **other.branches},
+            {**self.tags, **other.tags},
+            {**self.leases, **other.leases},
+            self.pending + other.pending,
+        )

@@ -19,10 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.blobs import PARENT_COPY_BYTES, BlobRef, with_copies
-from zarr_manifests.format.counts import COUNTS, Count, check_counts
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.entry_columns import HistoryEntry, SnapshotPointer
 from zarr_manifests.format.envelope import (
     MAX_MS,
     Fields,
@@ -32,18 +29,21 @@ from zarr_manifests.format.envelope import (
     decode,
     unpack,
 )
-from zarr_manifests.format.history_pages import History
+from zarr_manifests.format.history import History, HistoryEntry, SnapshotPointer
 from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.nodes import COUNTS, Count, check_counts
 from zarr_manifests.format.records import (
     COPIED,
     COUNTERS,
     FLAG,
     NUMBER,
     OPTIONAL_POINTER,
+    PARENT_COPY_BYTES,
     POINTER,
     SORTED_COUNTERS,
     TABLE,
     TEXT,
+    BlobRef,
     MetadataObject,
     Record,
     Stored,
@@ -51,6 +51,7 @@ from zarr_manifests.format.records import (
     decoded,
     inner,
     maps,
+    with_copies,
     within,
 )
 from zarr_manifests.ids import snapshot_id_of, snapshot_key

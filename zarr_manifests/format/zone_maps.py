@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import (
@@ -36,7 +35,7 @@ from zarr_manifests.format.envelope import (
     pack,
     unpack,
 )
-from zarr_manifests.format.records import MetadataObject, Stored
+from zarr_manifests.format.records import BlobRef, MetadataObject, Stored
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from effort import examples
 from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.blocks import directory_end, is_in_blocks
 from zarr_manifests.format.chunk_table import COLUMNS, ChunkTable, RefKind
 from zarr_manifests.format.columns import decode_column, encode_column
 from zarr_manifests.format.manifest import Manifest, ManifestBlocks
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.virtual_sources import NO_SOURCES
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import new_session_id

@@ -24,7 +24,6 @@ from zarr_manifests.errors import (
     ManifestsError,
     UnsupportedFormatError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkTable,
@@ -33,17 +32,17 @@ from zarr_manifests.format.chunk_table import (
     StoredRef,
     VirtualRef,
 )
-from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import CommitKind, Delta, Digest
 from zarr_manifests.format.envelope import MAX_MS
 from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.nodes import Base, LeafPage, Node, NodeKind, NodePage
-from zarr_manifests.format.pages import Page
+from zarr_manifests.format.nodes import Base, Count, LeafPage, Node, NodeKind, NodePage
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import (
     FEATURES,
     Branch,
     Lease,
     LogEntry,
+    Page,
     PageRef,
     PendingDeletion,
     Root,

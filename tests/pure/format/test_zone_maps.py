@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef
 from zarr_manifests.format.envelope import Fields
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import (
     MEANING_BYTES,
     Bounds,

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.conflict.components import apart

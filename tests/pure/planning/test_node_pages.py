@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.counts import Count
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import Base, LeafPage, Node, NodeKind, NodePage
+from zarr_manifests.format.nodes import Base, Count, LeafPage, Node, NodeKind, NodePage
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.node_pages import (
     PageLimits,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from effort import examples
 from zarr_manifests.config.manifest_sets import Preload
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.preload_plan import plan_preload

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from effort import examples
 from zarr_manifests.config import Config
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.planning.layout.closure import ArrayChange, close
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.sets import ManifestPlan, Overflow, explain, plan_manifests

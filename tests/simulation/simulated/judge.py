@@ -50,13 +50,13 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
     TransactionGapError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
+from zarr_manifests.format.history import HistoryPage, HistoryPageRef
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base, NodeKind
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COMPACTOR, ROOT_KEY, Branch, Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages

@@ -23,7 +23,7 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
     TransactionGapError,
 )
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, Branch, Root
 from zarr_manifests.format.snapshot import MOST_IN_SNAPSHOT, MarksPage, Snapshot
 from zarr_manifests.planning.conflict.transactions import (

@@ -56,10 +56,10 @@ from zarr_manifests.errors import (
     MissingChunkError,
     ObjectNotFoundError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import (
     HISTORY_PAGES,
     MARKS_PAGE,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import ConflictError
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 

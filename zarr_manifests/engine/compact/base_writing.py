@@ -10,9 +10,9 @@ from typing import Final
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import ObjectReader, Upload
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.format.blobs import with_copies
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Base, LeafPage, Node, NodeKind, NodePage
+from zarr_manifests.format.records import with_copies
 from zarr_manifests.planning.layout import node_pages
 
 _BASE_COPY_BYTES: Final = 256 * 1024

@@ -47,12 +47,11 @@ from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
 from zarr_manifests.engine.snapshot.totals import counts_of_base, ref_counts, sums_after
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import Base, NodeKind
+from zarr_manifests.format.nodes import Base, Count, NodeKind
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COMPACTOR, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.ids import snapshot_id_of

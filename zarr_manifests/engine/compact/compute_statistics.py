@@ -42,9 +42,9 @@ from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import index_directory
 from zarr_manifests.errors import FencedError, NotFoundError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ZONE_MAPS, Root
 from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords

@@ -10,8 +10,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.entry_columns import HistoryEntries
-from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
+from zarr_manifests.format.history import History, HistoryEntries, HistoryPage, HistoryPageRef
 from zarr_manifests.planning.upkeep.history_rolls import pages_to_merge
 
 

@@ -15,7 +15,7 @@ from zarr_manifests.engine.root.disk_reserve import with_reserve
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.planning.upkeep.compaction_triggers import (
     CompactionMode,
     is_due,

@@ -38,11 +38,11 @@ from zarr_manifests.engine.snapshot.zones import (
     index_pointer,
 )
 from zarr_manifests.errors import FencedError, NotFoundError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import no_array

@@ -43,11 +43,11 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     ObjectNotFoundError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.ids import crc32c, snapshot_id_of

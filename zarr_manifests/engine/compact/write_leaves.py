@@ -25,11 +25,11 @@ from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.index import Bitmap, IndexEntry
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf, part_order

@@ -20,11 +20,11 @@ from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import UNUSABLE, index_directory
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.index import LeafName
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box

@@ -21,7 +21,6 @@ from typing import Any, Final
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.spill import Rows, Spill, Spilled, held, resident
 from zarr_manifests.engine.snapshot.base_pages import PathIndex
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkTable,
@@ -34,6 +33,7 @@ from zarr_manifests.format.chunk_table import (
     native_keys,
 )
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c

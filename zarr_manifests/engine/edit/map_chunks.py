@@ -22,9 +22,9 @@ from zarr_manifests.engine.history.commit_logs import delta_of, tables_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.totals import amounts_of
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.picturing import ChunkMap, Folding

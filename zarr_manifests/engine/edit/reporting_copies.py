@@ -35,7 +35,6 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkTable,
@@ -45,6 +44,7 @@ from zarr_manifests.format.chunk_table import (
     Unset,
 )
 from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import object_key, session_of
 from zarr_manifests.runtime import Runtime

@@ -38,10 +38,15 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.entry_columns import HistoryEntries, SnapshotPointer
 from zarr_manifests.format.envelope import MAX_SNAPSHOT_BYTES
-from zarr_manifests.format.history_pages import History, HistoryPage, HistoryPageRef
+from zarr_manifests.format.history import (
+    History,
+    HistoryEntries,
+    HistoryPage,
+    HistoryPageRef,
+    SnapshotPointer,
+)
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key

@@ -32,8 +32,8 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     ObjectNotFoundError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of, snapshot_key

@@ -14,10 +14,10 @@ from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import snapshot_key

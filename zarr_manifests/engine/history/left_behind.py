@@ -38,10 +38,10 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import native_keys
 from zarr_manifests.format.index import Bitmaps
 from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import LogEntry, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones

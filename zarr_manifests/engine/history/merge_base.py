@@ -22,7 +22,7 @@ from zarr_manifests.errors import (
     MissingChunkError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key

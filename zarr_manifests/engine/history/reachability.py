@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta, Digest
-from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
+from zarr_manifests.format.history import HistoryPage, HistoryPageRef
 from zarr_manifests.format.index import Bitmaps, IndexDirectory, UnknownIndex
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import MarksPage, Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.progress import expect, tell

@@ -32,8 +32,8 @@ from typing import Final
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import is_sound
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import check_inside
 from zarr_manifests.metrics import Meter

@@ -19,10 +19,10 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.decoded_cache import OBJECT, DecodedCache
 from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.blocks import directory_end, is_in_blocks
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.byte_ranges import coalesce

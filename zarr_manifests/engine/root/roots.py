@@ -38,15 +38,15 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.envelope import MAX_ROOT_BYTES
-from zarr_manifests.format.pages import Page
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import (
     ROOT_KEY,
     WRITE_ID_BYTES,
     Branch,
     Lease,
     LogEntry,
+    Page,
     PageRef,
     Root,
     archive_key,

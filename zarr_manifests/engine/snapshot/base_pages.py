@@ -20,10 +20,9 @@ from typing import Final, NoReturn
 
 from zarr_manifests.engine.objects.metadata import AtHand, ObjectReader
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.counts import Count
 from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, path_order
+from zarr_manifests.format.nodes import Base, Count, LeafPage, Node, NodePage, path_order
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import EMPTY, BaseIndex, PlacedLeaf
 from zarr_manifests.planning.layout.node_pages import combined_refs

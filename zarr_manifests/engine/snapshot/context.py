@@ -17,7 +17,7 @@ from zarr_manifests.engine.root.heartbeat import Heart
 from zarr_manifests.engine.root.roots import RootReader, Roots
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Branch
 from zarr_manifests.metrics import Meter, connect
 from zarr_manifests.runtime import Runtime

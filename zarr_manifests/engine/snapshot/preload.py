@@ -27,10 +27,10 @@ from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import ManifestsError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.layout.leaves import NodeFacts

@@ -23,13 +23,13 @@ from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.objects.metadata import ObjectReader, PartialManifest
 from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.envelope import MAX_NUMBER
 from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part, by_node
 from zarr_manifests.format.nodes import Base
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box, Coords, IndexArray

@@ -33,7 +33,6 @@ from zarr_manifests.engine.snapshot.base_pages import (
 )
 from zarr_manifests.engine.snapshot.tables import BoolColumn, SnapshotTables
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import (
     ChunkRef,
     ChunkTable,
@@ -42,10 +41,10 @@ from zarr_manifests.format.chunk_table import (
     VirtualRef,
 )
 from zarr_manifests.format.columns import Column
-from zarr_manifests.format.counts import Count
 from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.nodes import Base, Node
+from zarr_manifests.format.nodes import Base, Count, Node
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import PlacedLeaf

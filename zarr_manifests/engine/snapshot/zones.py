@@ -18,8 +18,8 @@ from typing import Final
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, StorageError, UnsupportedFormatError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.index import IndexDirectory, IndexEntry, LeafName
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import PlacedLeaf

@@ -53,9 +53,9 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.index import Bitmaps, IndexDirectory, UnknownIndex
 from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, LogEntry, Root, known_ref
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Zones

@@ -27,8 +27,8 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.planning.upkeep.dead_packs import parts
 from zarr_manifests.progress import counted, expect, tell

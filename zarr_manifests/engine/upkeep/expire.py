@@ -20,7 +20,7 @@ from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.root.disk_reserve import keep_reserve
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.upkeep.collect import updated
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.expiry import Aged, Retention, kept_count, with_pending

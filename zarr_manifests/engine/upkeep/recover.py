@@ -43,7 +43,7 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.upkeep.collection import unended_since

@@ -40,16 +40,14 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta, Digest
-from zarr_manifests.format.entry_columns import HistoryEntries, HistoryEntry, SnapshotPointer
-from zarr_manifests.format.history_pages import HistoryPage
+from zarr_manifests.format.history import HistoryEntries, HistoryEntry, HistoryPage, SnapshotPointer
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
-from zarr_manifests.format.pages import Page
-from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.grid import Box

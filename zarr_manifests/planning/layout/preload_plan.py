@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from zarr_manifests.config.manifest_sets import Preload
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.manifest import Part
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 
@@ -79,7 +79,7 @@ def plan_preload(
     Examples
     --------
     >>> from zarr_manifests.config.manifest_sets import Preload
-    >>> from zarr_manifests.format.blobs import BlobRef
+    >>> from zarr_manifests.format.records import BlobRef
     >>> from zarr_manifests.format.manifest import ManifestRef, Part
     >>> from zarr_manifests.grid import Box
     >>> from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex

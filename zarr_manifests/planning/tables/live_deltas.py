@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, merge_layers, pick, within

@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zarr_manifests.format.counts import Count, Counted
 from zarr_manifests.format.manifest import Part
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.nodes import Count, Counted, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.report import Report
 from zarr_manifests.texts import count_text

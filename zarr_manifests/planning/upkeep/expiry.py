@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from zarr_manifests.config import Snapshots
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.blobs import BlobRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import PendingDeletion
 from zarr_manifests.versions import milliseconds, moment_ms
 

@@ -17,8 +17,7 @@ from typing import Any, Final, Literal
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import pack
-from zarr_manifests.format.pages import Page
-from zarr_manifests.format.root import Branch, PageRef, Root
+from zarr_manifests.format.root import Branch, Page, PageRef, Root
 from zarr_manifests.ids import lineage_of
 
 type Section = Literal["branches", "tags", "leases"]
