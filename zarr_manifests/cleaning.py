@@ -20,7 +20,7 @@ from zarr_manifests.engine.upkeep.collect import collect
 from zarr_manifests.engine.upkeep.expire import expire
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.snapshot import DeltaEntry
-from zarr_manifests.planning.upkeep.expiry import retention
+from zarr_manifests.planning.upkeep.garbage import retention
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.versions import milliseconds
 

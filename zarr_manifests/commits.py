@@ -47,15 +47,15 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.root import shortened
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.conflict.decide import Policy, check_policy
-from zarr_manifests.planning.conflict.relocation import Relocation
-from zarr_manifests.planning.conflict.transactions import (
+from zarr_manifests.planning.conflict.admission import (
     NO_MARK,
     MarkStep,
     Txn,
     steps_between,
     txn_of,
 )
+from zarr_manifests.planning.conflict.appends import Relocation
+from zarr_manifests.planning.conflict.decide import Policy, check_policy
 from zarr_manifests.reports import MergeReport
 from zarr_manifests.store import ManifestStore
 

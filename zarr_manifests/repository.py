@@ -40,8 +40,8 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.metrics import Metrics
-from zarr_manifests.planning.conflict.transactions import Txn
-from zarr_manifests.planning.upkeep.expiry import retention
+from zarr_manifests.planning.conflict.admission import Txn
+from zarr_manifests.planning.upkeep.garbage import retention
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered

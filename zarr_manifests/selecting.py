@@ -44,8 +44,7 @@ from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import in_box, rows_at
-from zarr_manifests.planning.zones.entries import valid
-from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.meaning import Meaning, valid
 from zarr_manifests.planning.zones.skipping import (
     Ranges,
     Verdict,
@@ -54,8 +53,7 @@ from zarr_manifests.planning.zones.skipping import (
     may_match,
     plan_chunks,
 )
-from zarr_manifests.planning.zones.time_zone import zone_of
-from zarr_manifests.planning.zones.where import Comparison, parse_where
+from zarr_manifests.planning.zones.where import Comparison, parse_where, zone_of
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of

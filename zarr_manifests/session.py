@@ -31,9 +31,8 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import ReadOnlyError
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.conflict.transactions import Txn
-from zarr_manifests.planning.tables.moves import Places
-from zarr_manifests.planning.tables.regions import Bounds
+from zarr_manifests.planning.conflict.admission import Txn
+from zarr_manifests.planning.tables.regions import Bounds, Places
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of

@@ -14,8 +14,7 @@ from zarr_manifests import Repository
 from zarr_manifests.engine.snapshot.zones import index_directory
 from zarr_manifests.format.zone_maps import Bounds, ZonePages
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.zones.entries import zones_of_chunks
-from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.meaning import Meaning, zones_of_chunks
 from zarr_manifests.store import contents_of
 
 _COLUMNS = 500

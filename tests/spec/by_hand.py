@@ -24,7 +24,7 @@ from zarr_manifests.format.root import HISTORY_PAGES, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.upkeep.digests import make_digest
+from zarr_manifests.planning.opening import make_digest
 from zarr_manifests.storage import Storage
 
 ARRAY = b"x" * 12

@@ -16,8 +16,8 @@ from zarr_manifests.engine.compact import compaction, merge_leaves, write_leaves
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot import pending
 from zarr_manifests.format.root import Root
-from zarr_manifests.planning.layout import node_pages
-from zarr_manifests.planning.upkeep import history_rolls
+from zarr_manifests.planning.layout import pages
+from zarr_manifests.planning.upkeep import compaction_triggers
 from zarr_manifests.repository import context_of as context_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, local
@@ -47,8 +47,8 @@ def close_files() -> int:
 def short_pages(page: int = 2, fan_out: int = 2) -> Iterator[None]:
     """Commits move entries of history to pages early, so that few commits make many pages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history_rolls, "PAGE", page)
-        patch.setattr(history_rolls, "FAN_OUT", fan_out)
+        patch.setattr(compaction_triggers, "PAGE", page)
+        patch.setattr(compaction_triggers, "FAN_OUT", fan_out)
         yield
 
 
@@ -56,7 +56,7 @@ def short_pages(page: int = 2, fan_out: int = 2) -> Iterator[None]:
 def small_node_pages() -> Iterator[None]:
     """Compactions put two nodes into each page of a base, so that few nodes make many pages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_pages, "LIMITS", node_pages.PageLimits(inline=0, nodes=2, leaves=2))
+        patch.setattr(pages, "LIMITS", pages.PageLimits(inline=0, nodes=2, leaves=2))
         yield
 
 

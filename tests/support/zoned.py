@@ -16,8 +16,7 @@ from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
 from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords
-from zarr_manifests.planning.zones.entries import valid
-from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.meaning import Meaning, valid
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of

@@ -6,10 +6,10 @@ All are immutable and hold no connection to the repository.
 from __future__ import annotations
 
 from zarr_manifests.planning.tables.sums import Amount as Amount
-from zarr_manifests.planning.upkeep.cell_changes import ArrayShape as ArrayShape
-from zarr_manifests.planning.upkeep.cell_changes import CellChanges as CellChanges
-from zarr_manifests.planning.upkeep.change_records import Change as Change
-from zarr_manifests.planning.upkeep.change_records import Operation as Operation
+from zarr_manifests.planning.upkeep.changes import ArrayShape as ArrayShape
+from zarr_manifests.planning.upkeep.changes import CellChanges as CellChanges
+from zarr_manifests.planning.upkeep.changes import Change as Change
+from zarr_manifests.planning.upkeep.changes import Operation as Operation
 from zarr_manifests.report import Problem as Problem
 from zarr_manifests.reports.array_reports import ArrayPlace as ArrayPlace
 from zarr_manifests.reports.array_reports import ChunkSelection as ChunkSelection

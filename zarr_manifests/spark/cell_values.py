@@ -20,7 +20,7 @@ from pyarrow import types
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.planning.cells import Lookup
+from zarr_manifests.planning.scan import Lookup
 from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting import decoded
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError

@@ -26,7 +26,7 @@ import zarr
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.cells import Bins, ordered
+from zarr_manifests.planning.scan import Bins, ordered
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_values import AlongAxis, Values, shown, to_numpy
 from zarr_manifests.spark.tasks import PICKLE

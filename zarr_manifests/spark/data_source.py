@@ -50,7 +50,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.conflict.transactions import Txn
+from zarr_manifests.planning.conflict.admission import Txn
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_rows import plan_changes, read

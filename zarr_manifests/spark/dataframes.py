@@ -32,7 +32,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import split
-from zarr_manifests.planning.conflict.transactions import Txn
+from zarr_manifests.planning.conflict.admission import Txn
 from zarr_manifests.repositories import let_others_open, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of

@@ -26,8 +26,7 @@ from zarr_manifests.planning.zones.skipping import (
     matching_cells,
     matching_runs,
 )
-from zarr_manifests.planning.zones.time_zone import zone_of
-from zarr_manifests.planning.zones.where import Comparison, Moment, Where, parse_where
+from zarr_manifests.planning.zones.where import Comparison, Moment, Where, parse_where, zone_of
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, containers_of

@@ -23,11 +23,10 @@ from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import join, split
-from zarr_manifests.planning.cells import Bins, common_unit, default_chunks
-from zarr_manifests.planning.conflict.transactions import Txn, txn_of
+from zarr_manifests.planning.conflict.admission import Txn, txn_of
+from zarr_manifests.planning.scan import Bins, common_unit, default_chunks
 from zarr_manifests.planning.zones.skipping import matching_runs
-from zarr_manifests.planning.zones.time_zone import zone_of
-from zarr_manifests.planning.zones.where import parse_where
+from zarr_manifests.planning.zones.where import parse_where, zone_of
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.spark.cell_values import (
     AlongAxis,

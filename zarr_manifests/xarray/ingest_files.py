@@ -42,7 +42,6 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
-from zarr_manifests.planning.cells import default_chunks
 from zarr_manifests.planning.file_rows import (
     FileFacts,
     FileLayout,
@@ -53,6 +52,7 @@ from zarr_manifests.planning.file_rows import (
     runs,
     write_groups,
 )
+from zarr_manifests.planning.scan import default_chunks
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import IngestedFile, IngestReport, Problem
 from zarr_manifests.repository import Repository, containers_of

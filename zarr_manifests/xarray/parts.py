@@ -4,7 +4,7 @@
 `DataArray` is a dataset of one variable, under the names that `DataArray.to_zarr` gives it, so that
 `xarray.open_dataarray` returns the same array. A `DataTree` has a dataset for each node.
 
-An append is planned from the index coordinate in a session (`planning.conflict.append_labels`).
+An append is planned from the index coordinate in a session (`planning.conflict.appends`).
 `Append.plan` reads it, and `Append.tip_check` plans again on the tip that a commit is about to land
 on. If the plan differs, the commit is a conflict, and `write` starts over there. `same_labels` is
 for writes from rows, which look up positions in the coordinates of one snapshot. Reads made to
@@ -43,7 +43,7 @@ from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import is_inside, join, split
-from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting, plan_append
+from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting, plan_append
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.stored_group import StoredGroup, is_virtual

@@ -37,8 +37,8 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
-from zarr_manifests.planning.conflict.append_labels import AppendPlan, OnExisting, aligned_blocks
-from zarr_manifests.planning.conflict.transactions import Txn, txn_of
+from zarr_manifests.planning.conflict.admission import Txn, txn_of
+from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting, aligned_blocks
 from zarr_manifests.repositories import write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import quiet

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.conflict.append_labels import (
+from zarr_manifests.planning.conflict.appends import (
     AppendPlan,
     Run,
     aligned_blocks,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.cells import Bins, Lookup
+from zarr_manifests.planning.scan import Bins, Lookup
 
 
 @st.composite

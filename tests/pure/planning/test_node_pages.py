@@ -14,7 +14,7 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Count, LeafPage, Node, NodeKind, NodePage
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.node_pages import (
+from zarr_manifests.planning.layout.pages import (
     PageLimits,
     combined_refs,
     orphans,

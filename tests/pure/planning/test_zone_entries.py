@@ -18,7 +18,7 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.format.zone_maps import MEANING_BYTES, Bounds, ZoneTable
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.zones.entries import (
+from zarr_manifests.planning.zones.meaning import (
     merged,
     taken,
     valid,

@@ -46,7 +46,7 @@ from zarr_manifests.format.root import (
 )
 from zarr_manifests.format.snapshot import MarksPage
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout import node_pages
+from zarr_manifests.planning.layout import pages as node_pages
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.runtime import Runtime, one_by_one

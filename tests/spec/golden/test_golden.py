@@ -23,7 +23,7 @@ from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
 from zarr_manifests.errors import VirtualContainerError, VirtualSourceChangedError
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import NodeKind
-from zarr_manifests.planning.zones.entries import valid
+from zarr_manifests.planning.zones.meaning import valid
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.store import ManifestStore, contents_of

@@ -26,7 +26,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, Branch, Root
 from zarr_manifests.format.snapshot import MOST_IN_SNAPSHOT, MarksPage, Snapshot
-from zarr_manifests.planning.conflict.transactions import (
+from zarr_manifests.planning.conflict.admission import (
     NO_MARK,
     MarkStep,
     Txn,

@@ -24,7 +24,7 @@ from zarr_manifests.format.columns import MAX_ROWS
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import PAGE_ROWS, Zones, ZoneTable
 from zarr_manifests.planning.tables.merge import rearranged
-from zarr_manifests.planning.zones.entries import in_pages, merged_by_node, taken, valid
+from zarr_manifests.planning.zones.meaning import in_pages, merged_by_node, taken, valid
 
 _ROWS_TOGETHER: Final = 4 * PAGE_ROWS
 

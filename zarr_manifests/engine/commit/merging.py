@@ -31,8 +31,8 @@ from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.conflict.admission import MarkStep, shown, steps_between
 from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
-from zarr_manifests.planning.conflict.transactions import MarkStep, shown, steps_between
 from zarr_manifests.planning.tables.merge import unset_at, without
 
 

@@ -29,9 +29,8 @@ from zarr_manifests.format.root import Branch
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.conflict.components import Changes, Component, apart
+from zarr_manifests.planning.conflict.components import Changes, Component, Reads, apart
 from zarr_manifests.planning.conflict.decide import LISTED_CHUNKS, Policy, Rebased, rebase
-from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.tables.merge import (
     Layer,
     merge_layers,

@@ -24,9 +24,9 @@ from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch
+from zarr_manifests.planning.conflict.appends import Relocation, plan_relocation
 from zarr_manifests.planning.conflict.components import Changes
 from zarr_manifests.planning.conflict.documents import DocumentChange, compare_documents, with_shape
-from zarr_manifests.planning.conflict.relocation import Relocation, plan_relocation
 from zarr_manifests.planning.tables.merge import rearranged, select
 
 type Rewrite = Callable[[Workspace, SnapshotView, ChangeSet, Sequence[Relocation]], ChangeSet]

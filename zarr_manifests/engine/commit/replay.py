@@ -1,6 +1,6 @@
 """Repeating or reverting a commit on another snapshot, as changes of a session there.
 
-The commit's delta says which nodes and chunks are concerned; `planning.conflict.patch` decides
+The commit's delta says which nodes and chunks are concerned; `planning.conflict.documents` decides
 about each. Chunk refs are reused, so no chunk is read or written. Invariants: a patch with
 conflicts is not applied at all; a node that is missing on the other snapshot is added with its id,
 all its chunks, and a truncation of whatever older deltas have under that id.
@@ -37,8 +37,7 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.conflict.documents import compare_documents
-from zarr_manifests.planning.conflict.patch import decide_nodes
+from zarr_manifests.planning.conflict.documents import compare_documents, decide_nodes
 from zarr_manifests.planning.tables.merge import agree, inside
 
 _LISTED_CHUNKS: Final = 20

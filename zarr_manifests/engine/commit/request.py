@@ -10,7 +10,7 @@ from zarr_manifests.engine.commit.rebase import Rebasing
 from zarr_manifests.engine.commit.relocate import Relocating
 from zarr_manifests.engine.edit.workspace import TipCheck
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.planning.conflict.transactions import MarkStep, Txn
+from zarr_manifests.planning.conflict.admission import MarkStep, Txn
 
 
 @dataclass(frozen=True, slots=True)

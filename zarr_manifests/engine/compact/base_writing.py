@@ -13,7 +13,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Base, LeafPage, Node, NodeKind, NodePage
 from zarr_manifests.format.records import with_copies
-from zarr_manifests.planning.layout import node_pages
+from zarr_manifests.planning.layout import pages
 
 _BASE_COPY_BYTES: Final = 256 * 1024
 _PAGE_COPY_BYTES: Final = 8 * 1024
@@ -44,7 +44,7 @@ def encoded_base(
     old = () if view.pages is None else view.pages.linked_pages()
     old_leaves = () if view.pages is None else view.pages.linked_leaf_pages()
     copies = partial(_with_copies, known=known, budget_bytes=_PAGE_COPY_BYTES)
-    inline, nodes, leaves = node_pages.plan_pages(whole, old, old_leaves, node_pages.LIMITS, copies)
+    inline, nodes, leaves = pages.plan_pages(whole, old, old_leaves, pages.LIMITS, copies)
     uploads: list[Upload] = []
 
     def written(page: Base, data: bytes) -> Upload:
@@ -53,11 +53,11 @@ def encoded_base(
         return uploads[-1]
 
     paths = {node.path for node in whole.nodes}
-    pages = []
+    node_pages = []
     for one in nodes:
         blob = one.kept.blob if one.kept else written(one.page, one.data).ref
-        orphans = node_pages.orphans(one.page, paths)
-        pages.append(NodePage.to(blob, one.page, orphans=orphans))
+        orphans = pages.orphans(one.page, paths)
+        node_pages.append(NodePage.to(blob, one.page, orphans=orphans))
     leaf_pages = [
         other.kept or LeafPage.to(written(other.page, other.data).ref, other.page)
         for other in leaves
@@ -65,7 +65,7 @@ def encoded_base(
     inline = replace(
         inline,
         manifests=_with_copies(inline.nodes, inline.manifests, known, _BASE_COPY_BYTES),
-        pages=tuple(pages),
+        pages=tuple(node_pages),
         leaf_pages=tuple(leaf_pages),
     )
     base = Upload(keys.next("nodes"), inline.encode())

@@ -51,16 +51,16 @@ from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
+from zarr_manifests.planning.tables.live_deltas import rows_in
 from zarr_manifests.planning.tables.merge import rows_at, select, split
-from zarr_manifests.planning.tables.presence import rows_in
-from zarr_manifests.planning.zones.entries import (
+from zarr_manifests.planning.zones.meaning import (
+    Meaning,
     in_pages,
     merged,
     taken,
     valid,
     zones_of_chunks,
 )
-from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import StatisticsReport

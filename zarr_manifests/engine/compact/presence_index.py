@@ -47,8 +47,8 @@ from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import no_array
 from zarr_manifests.planning.conflict.admission import Writer, admission
+from zarr_manifests.planning.tables.live_deltas import kinds_at, laid_over, lies_in, rows_in
 from zarr_manifests.planning.tables.merge import Overlay, inside
-from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
 from zarr_manifests.planning.tables.regions import Bounds, chunk_box
 from zarr_manifests.planning.tables.sums import NOTHING
 from zarr_manifests.reports import Amount, Usage
@@ -195,7 +195,7 @@ class Presence:
                         kept &= kinds_at(table, coords) < 0
                     more -= leaf.count - int(kept.sum())
                 elif rows is not None:
-                    more -= int(bitmap.has(rows[within(leaf.box, rows)]).sum())
+                    more -= int(bitmap.has(rows[lies_in(leaf.box, rows)]).sum())
         return more
 
     def _bitmaps(self, node_id: bytes, leaves: Sequence[_IndexedLeaf]) -> dict[Box, Bitmap]:
@@ -239,7 +239,7 @@ def _concerned(group: _Group) -> list[_IndexedLeaf]:
 
     def concerned(box: Box) -> bool:
         cuts = cut is not None and any(n > at for n, at in zip(box.hi, cut, strict=True))
-        return cuts or (rows is not None and bool(within(box, rows).any()))
+        return cuts or (rows is not None and bool(lies_in(box, rows).any()))
 
     return [leaf for leaf in group.leaves if concerned(leaf.box)]
 

@@ -53,9 +53,10 @@ from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
+from zarr_manifests.planning.opening import coordinate_ids
 from zarr_manifests.planning.tables.merge import difference, pick, rows_at, split, without
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
-from zarr_manifests.planning.upkeep.dead_packs import (
+from zarr_manifests.planning.upkeep.garbage import (
     PackMoves,
     Range,
     Use,
@@ -65,8 +66,7 @@ from zarr_manifests.planning.upkeep.dead_packs import (
     parts,
     uses_of,
 )
-from zarr_manifests.planning.upkeep.digests import coordinate_ids
-from zarr_manifests.planning.zones.entries import zones_of_chunks
+from zarr_manifests.planning.zones.meaning import zones_of_chunks
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run, Runtime

@@ -29,8 +29,7 @@ from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.merge import take, within
-from zarr_manifests.planning.zones.entries import in_pages, like, merged, taken, valid
-from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.meaning import Meaning, in_pages, like, merged, taken, valid
 
 _OBJECT_BYTES: Final = 1 << 20
 

@@ -45,8 +45,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
 from zarr_manifests.keys import directory
-from zarr_manifests.planning.conflict.reads import Reads
-from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
+from zarr_manifests.planning.conflict.components import Reads
 from zarr_manifests.planning.tables.merge import (
     Layer,
     fold,
@@ -56,7 +55,7 @@ from zarr_manifests.planning.tables.merge import (
     within,
 )
 from zarr_manifests.planning.tables.regions import Bounds, cells_box, chunk_box
-from zarr_manifests.planning.tables.resolved_chunks import locate
+from zarr_manifests.planning.tables.resolved_chunks import RangeRequest, coalesce, locate
 
 if TYPE_CHECKING:
     from zarr_manifests.decoding import Chunks

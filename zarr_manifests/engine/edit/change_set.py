@@ -37,7 +37,7 @@ from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
-from zarr_manifests.planning.conflict.reads import Reads
+from zarr_manifests.planning.conflict.components import Reads
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.tables.merge import (
     Layer,
@@ -50,7 +50,7 @@ from zarr_manifests.planning.tables.merge import (
     select,
     split,
 )
-from zarr_manifests.planning.zones.entries import like, merged
+from zarr_manifests.planning.zones.meaning import like, merged
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import Containers
 

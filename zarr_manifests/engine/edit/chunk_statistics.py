@@ -33,8 +33,7 @@ from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.tables.merge import rows_at
 from zarr_manifests.planning.tables.regions import Bounds as AxisBounds
-from zarr_manifests.planning.zones.entries import valid, zones_of_chunks
-from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.meaning import Meaning, valid, zones_of_chunks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import ArrayMeta, is_inside
 from zarr_manifests.planning.tables.merge import rearranged
-from zarr_manifests.planning.tables.moves import Places, moves_of, plan_move, reindexed, shifted
+from zarr_manifests.planning.tables.regions import Places, moves_of, plan_move, reindexed, shifted
 
 
 def node_path(path: object) -> str:

@@ -40,7 +40,7 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import ArrayMeta, directory, document_path, join, no_array, split
-from zarr_manifests.planning.conflict.reads import Reads
+from zarr_manifests.planning.conflict.components import Reads
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 from zarr_manifests.runtime import ForkSafeLock
 

@@ -57,7 +57,7 @@ from zarr_manifests.format.columns import Column
 from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
-from zarr_manifests.planning.zones.entries import zones_of_chunks
+from zarr_manifests.planning.zones.meaning import zones_of_chunks
 from zarr_manifests.runtime import Runtime, handed_over
 from zarr_manifests.storage import Storage
 

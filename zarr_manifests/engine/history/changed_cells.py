@@ -37,15 +37,15 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.keys import ArrayMeta, absolute
 from zarr_manifests.planning.conflict.documents import compare_documents
+from zarr_manifests.planning.tables.live_deltas import lies_in
 from zarr_manifests.planning.tables.merge import Layer, Overlay, difference, inside, merge_layers
-from zarr_manifests.planning.tables.presence import within
-from zarr_manifests.planning.upkeep.cell_changes import (
+from zarr_manifests.planning.upkeep.changes import (
     ArrayShape,
     CellChanges,
     ChangedArray,
+    add_layer,
     classify_cells,
 )
-from zarr_manifests.planning.upkeep.change_records import add_layer
 
 
 def changed_cells(
@@ -216,7 +216,7 @@ def _changed(was: _Array, now: _Array, overlay: Overlay) -> ChangedArray:
             dropped = np.concatenate([dropped, gone[was.there(gone)]])
     edges = _moved_edges(was.meta, now.meta)
     # Appends write all chunks at the edge again; nothing is looked up for them then.
-    exposed = now.chunks(box for box in edges if int(within(box, written).sum()) < box.size)
+    exposed = now.chunks(box for box in edges if int(lies_in(box, written).sum()) < box.size)
     return ChangedArray(was.shape, now.shape, written, dropped, exposed, was.there, now.there)
 
 

@@ -38,7 +38,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.tables.merge import agree
-from zarr_manifests.planning.upkeep.change_records import Change, Net, NodeTable, changes_of
+from zarr_manifests.planning.upkeep.changes import Change, Net, NodeTable, changes_of
 from zarr_manifests.progress import counted
 
 type Mode = Literal["log", "net"]

@@ -15,8 +15,8 @@ from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.root import Branch
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import absolute
+from zarr_manifests.planning.conflict.documents import changed_nodes
 from zarr_manifests.planning.tables.merge import narrower
-from zarr_manifests.planning.tables.node_fields import changed_nodes
 from zarr_manifests.reports import Diff
 
 

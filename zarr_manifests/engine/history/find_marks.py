@@ -11,7 +11,7 @@ from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.root import Branch
 from zarr_manifests.format.snapshot import MarksPage, Snapshot
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.conflict.transactions import NO_MARK
+from zarr_manifests.planning.conflict.admission import NO_MARK
 
 _MOST_WALKED: Final = 64
 """Snapshots searched for the one that committed a version; what is older is not named."""

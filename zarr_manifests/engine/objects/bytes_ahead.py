@@ -27,7 +27,7 @@ from zarr_manifests.engine.objects.coalescing import SPARE
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.format.virtual_sources import VirtualSource
-from zarr_manifests.planning.tables.byte_ranges import coalesce
+from zarr_manifests.planning.tables.resolved_chunks import coalesce
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.protocol import Capabilities
 

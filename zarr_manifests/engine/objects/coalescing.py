@@ -1,7 +1,7 @@
 """Combining reads of neighbouring ranges into one request, in event loops on remote storages.
 
 All reads that are asked for in one turn of an event loop and the next are planned together
-(`planning.tables.byte_ranges`), within the storage's bounds. The requests then run in parallel.
+(`planning.tables.resolved_chunks`), within the storage's bounds. The requests then run in parallel.
 Two turns, since Zarr asks for one chunk in the turn in which a request ends, and for the others in
 the place of those that came with it in the next.
 Invariants:
@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from zarr_manifests.planning.tables.byte_ranges import RangeRequest, coalesce
+from zarr_manifests.planning.tables.resolved_chunks import RangeRequest, coalesce
 from zarr_manifests.storage.protocol import Capabilities
 
 if TYPE_CHECKING:

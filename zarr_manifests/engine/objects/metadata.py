@@ -25,7 +25,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.tables.byte_ranges import coalesce
+from zarr_manifests.planning.tables.resolved_chunks import coalesce
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of

@@ -5,7 +5,7 @@ The swap is the only linearization point of the repository. The protocol:
 1. Before a version is replaced, its canonical form is archived (put-if-absent). So if version v+2
    exists, the archive of v+1 does too.
 2. The swap is one compare-and-swap with a fresh random write id.
-3. A root that would be too large moves refs and leases to pages (`planning.upkeep.paging`), which
+3. A root that would be too large moves refs and leases to pages (`planning.layout.pages`), which
    are written before the swap. `with_branch`, `with_tag`, `with_leases` and `whole` find them
    there.
 4. If a swap fails, or its answer is lost, the root is read again. The swap was a success if the
@@ -54,7 +54,7 @@ from zarr_manifests.format.root import (
     leaving,
 )
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.upkeep.paging import (
+from zarr_manifests.planning.layout.pages import (
     ROOT_BYTES,
     SECTIONS,
     PageSpill,

@@ -25,7 +25,7 @@ from zarr_manifests.format.nodes import Base, Count, LeafPage, Node, NodePage, p
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import EMPTY, BaseIndex, PlacedLeaf
-from zarr_manifests.planning.layout.node_pages import combined_refs
+from zarr_manifests.planning.layout.pages import combined_refs
 
 _parent: Final = itemgetter(slice(2))
 """What the order of paths begins with: whether it is an opaque entry, and the parent path."""

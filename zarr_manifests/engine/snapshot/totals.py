@@ -34,8 +34,8 @@ from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
+from zarr_manifests.planning.tables.live_deltas import lies_in
 from zarr_manifests.planning.tables.merge import inside, rows_at
-from zarr_manifests.planning.tables.presence import within
 from zarr_manifests.planning.tables.sums import (
     NOTHING,
     Amount,
@@ -423,7 +423,7 @@ class _Counter:
         near = self._view.index.locate(node_id, coords) >= 0
         for box in over:
             rest = np.flatnonzero(~near)
-            near[rest] = within(box, coords[rest])
+            near[rest] = lies_in(box, coords[rest])
         return near
 
     def _is_full(self, node_id: bytes) -> bool:

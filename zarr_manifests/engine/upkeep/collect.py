@@ -43,7 +43,7 @@ from zarr_manifests.format.root import COLLECTOR, Lease, PendingDeletion, Root, 
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.ids import snapshot_key
-from zarr_manifests.planning.upkeep.collection import (
+from zarr_manifests.planning.upkeep.garbage import (
     choose_fence,
     first_archive_kept,
     is_dead,

@@ -23,7 +23,7 @@ from zarr_manifests.engine.upkeep.collect import updated
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.upkeep.expiry import Aged, Retention, kept_count, with_pending
+from zarr_manifests.planning.upkeep.garbage import Aged, Retention, kept_count, with_pending
 from zarr_manifests.progress import tell
 from zarr_manifests.reports import ExpiryReport
 

@@ -46,7 +46,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.upkeep.collection import unended_since
+from zarr_manifests.planning.upkeep.garbage import unended_since
 from zarr_manifests.progress import counted
 from zarr_manifests.reports import LoggedOperation, RecoveryReport
 from zarr_manifests.runtime import Runtime

@@ -52,11 +52,9 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import part_order
-from zarr_manifests.planning.layout.node_pages import orphans
-from zarr_manifests.planning.upkeep.collection import first_archive_kept
-from zarr_manifests.planning.upkeep.dead_packs import parts
-from zarr_manifests.planning.upkeep.digests import tells_about
-from zarr_manifests.planning.upkeep.paging import checked, pulled
+from zarr_manifests.planning.layout.pages import checked, orphans, pulled
+from zarr_manifests.planning.opening import tells_about
+from zarr_manifests.planning.upkeep.garbage import first_archive_kept, parts
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run

@@ -32,11 +32,11 @@ from zarr_manifests.planning.conflict.components import (
     Changes,
     Component,
     NodeChange,
+    Reads,
     above,
     key_of,
 )
-from zarr_manifests.planning.conflict.documents import DocumentChange, merge_documents
-from zarr_manifests.planning.conflict.reads import Reads
+from zarr_manifests.planning.conflict.documents import DocumentChange, merge_documents, same_group
 from zarr_manifests.planning.tables.merge import (
     agree,
     agree_by_place,
@@ -241,11 +241,6 @@ def _nodes(
 
 def _holds(ours: set[tuple[bytes, str]], node_id: bytes, attribute: str) -> bool:
     return (node_id, attribute) in ours
-
-
-def same_group(a: Node, b: Node) -> bool:
-    """Whether both are groups with the same documents, which count as one."""
-    return a.kind is b.kind is NodeKind.GROUP and a.documents == b.documents
 
 
 # --- rules of what both sides did to a node --------------------------------------------------

@@ -1,4 +1,4 @@
-"""Differences between two versions of a node's metadata documents, and three-way merges of them.
+"""Differences between two versions of a node, and three-way merges and patches of nodes.
 
 A document has three parts. The *shape* of an array. Its *attributes*, which are compared and merged
 key by key. And its *structure*, which is everything else a reader needs to decode a chunk: codecs,
@@ -8,18 +8,25 @@ to the structure (`STRUCTURAL`), and so do attributes that are no JSON object.
 A merge keeps a document that only one side has changed byte for byte. A document that both have
 changed is written anew from the common ancestor, in an order that does not depend on which side
 came first.
+
+A *patch* applies a commit, or its reverse, to another snapshot. The commit led from `before` to
+`after`, and `here` is the snapshot to change. What is here as it was before becomes as it is after;
+what is already as it is after stays; anything else is a conflict. A revert is the same with before
+and after swapped. Only states are compared, so something that was changed and changed back is no
+conflict.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
-from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, absolute
 
 STRUCTURAL: Final = frozenset(
     {
@@ -239,3 +246,169 @@ def with_shape(node: Node, shape: Coords) -> Node:
     name = V3_DOCUMENT if V3_DOCUMENT in documents else V2_ARRAY
     documents[name] = _encoded({**_object(documents[name]), "shape": list(shape)})
     return replace(node, documents=documents)
+
+
+# --- fields that differ ------------------------------------------------------------------------
+
+type Fields = Mapping[str, tuple[Any, Any]]
+"""By name, what a field was and what it is; None where it is not. Attributes are `attributes.x`."""
+
+
+def fields_of_documents(node: Node) -> dict[str, Any]:
+    """The fields of a group's or an array's documents; the attributes are one of them."""
+    found: dict[str, Any] = {}
+    for name, data in node.documents.items():
+        try:
+            fields = json.loads(data)
+        except (ValueError, RecursionError):  # those of format 2 may be anything
+            fields = data.decode(errors="replace")
+        found |= {"attributes": fields} if name == V2_ATTRIBUTES else fields
+    return found
+
+
+def field_changes(old: Node, new: Node) -> Fields:
+    """The fields that differ between two states of a node.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.conflict.documents import field_changes
+    >>> from zarr_manifests.format.nodes import Node, NodeKind
+    >>> group = lambda attributes: Node(
+    ...     "", bytes(12), NodeKind.GROUP, {".zgroup": b'{"zarr_format": 2}', ".zattrs": attributes}
+    ... )
+    >>> field_changes(group(b'{"units": "K"}'), group(b'{"units": "degC", "x": 1}'))
+    {'attributes.units': ('K', 'degC'), 'attributes.x': (None, 1)}
+    """
+    was, now = (_flat(fields_of_documents(node)) for node in (old, new))
+    names = [*was, *(name for name in now if name not in was)]
+    return {n: (was.get(n), now.get(n)) for n in names if was.get(n) != now.get(n)}
+
+
+def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    attributes = fields.get("attributes")
+    if not isinstance(attributes, dict):
+        return dict(fields)
+    rest = {name: value for name, value in fields.items() if name != "attributes"}
+    return rest | {f"attributes.{name}": value for name, value in attributes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedNodes:
+    """The nodes that differ between two states, by absolute path.
+
+    Parameters
+    ----------
+    created, updated, deleted : tuple of str
+        A node that was deleted and made again at its path is created and deleted.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted.
+    """
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    moved: Mapping[str, str]
+    fields: Mapping[str, Fields]
+    """Of the updated ones: which fields of their metadata differ."""
+
+
+def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> ChangedNodes:
+    """What was done to nodes; those with the same id are the same."""
+    was, now = ({node.node_id: node for node in nodes.values()} for nodes in (before, after))
+    both = [(was[i], now[i]) for i in was.keys() & now.keys() if was[i] != now[i]]
+    both.sort(key=lambda pair: pair[1].path)
+    updated = {
+        absolute(new.path): field_changes(old, new)
+        for old, new in both
+        if old.documents != new.documents
+    }
+    return ChangedNodes(
+        _absolute(now[i].path for i in now.keys() - was.keys()),
+        tuple(sorted(updated)),
+        _absolute(was[i].path for i in was.keys() - now.keys()),
+        {absolute(old.path): absolute(new.path) for old, new in both if old.path != new.path},
+        updated,
+    )
+
+
+def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(absolute, paths)))
+
+
+# --- patches -----------------------------------------------------------------------------------
+
+type Nodes = Mapping[str, Node]
+
+
+def same_group(a: Node, b: Node) -> bool:
+    """Whether both are groups with the same documents, which count as one."""
+    return a.kind is b.kind is NodeKind.GROUP and a.documents == b.documents
+
+
+def decide_nodes(
+    paths: Iterable[str], before: Nodes, after: Nodes, here: Nodes
+) -> tuple[dict[str, Node | None], list[Conflict]]:
+    """Return the changes to the nodes at these paths (None deletes one), and the conflicts."""
+    concerned = set(paths)
+    places = {node.node_id: path for path, node in here.items()}
+    changes: dict[str, Node | None] = {}
+    found: list[tuple[str, str]] = []
+    for path in sorted(concerned):
+        was, to, now = before.get(path), after.get(path), here.get(path)
+        at = [places.get(node.node_id, path) for node in (was, to) if node is not None]
+        elsewhere = [place for place in at if place not in concerned]
+        if elsewhere:
+            found.append((path, f"it is at {absolute(elsewhere[0])} here"))
+        elif _same(now, to):
+            continue
+        elif _same(now, was):
+            changes[path] = to
+        else:
+            found.append((path, _reason(was, now)))
+    merged = {**here, **changes}
+    result = {path: node for path, node in merged.items() if node is not None}
+    return changes, [
+        Conflict(ConflictKind.METADATA, absolute(path), "metadata", reason)
+        for path, reason in (*found, *_misplaced(changes, result))
+    ]
+
+
+def _reason(was: Node | None, now: Node | None) -> str:
+    """What stands in the way of a change to a node that was something else."""
+    if now is None:
+        return "it is not here"
+    if was is None:
+        return "it is here already"
+    if was.node_id != now.node_id or now.kind is NodeKind.OPAQUE:
+        return "it has been made anew here"
+    if was.array is not None and now.array is not None and was.array.shape != now.array.shape:
+        return f"its shape is {now.array.shape} here, and the commit has it as {was.array.shape}"
+    differ = sorted({name.partition(".")[0] for name in field_changes(was, now)})
+    return f"its {', '.join(differ) or 'documents'} differ here from those of the commit"
+
+
+def _same(a: Node | None, b: Node | None) -> bool:
+    """Whether both are the same node; groups with the same documents count as the same."""
+    if a is None or b is None or a.node_id == b.node_id:
+        return a == b
+    return same_group(a, b)
+
+
+def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> Iterator[tuple[str, str]]:
+    """Paths of nodes that these changes would leave in no group, or below an array, with why."""
+    gone = [path for path, node in changes.items() if node is None]
+    for path, node in result.items():
+        if node.kind is NodeKind.OPAQUE:
+            continue
+        above = path.rpartition("/")[0]
+        if path and path not in changes and above in gone and above not in result:
+            yield path, "it would be in a group that no longer exists"
+        if path in changes and above and above not in result:
+            yield path, "its group is not here"
+        parts = path.split("/")
+        for end in range(len(parts) if path else 0):
+            top = "/".join(parts[:end])
+            array = result.get(top)
+            new = path in changes or top in changes
+            if new and array is not None and array.kind is NodeKind.ARRAY:
+                yield path, f"it would lie below the array {absolute(top)}"

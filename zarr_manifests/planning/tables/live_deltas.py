@@ -3,12 +3,14 @@
 Tables are searched from the newest to the oldest; the first with a row for the chunk decides. The
 search ends early at a table that has a row for every chunk of its box, and at a truncation that
 drops the chunk. A table whose box does not contain the chunk is not fetched.
+
+Which chunks exist is decided for many coordinates at once, without their refs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +24,16 @@ from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
-from zarr_manifests.planning.tables.merge import Layer, Overlay, inside, merge_layers, pick, within
+from zarr_manifests.planning.tables.merge import (
+    Layer,
+    Overlay,
+    inside,
+    merge_layers,
+    pick,
+    rows_at,
+    select,
+    within,
+)
 
 _MOST_DECIDED: Final = 1 << 20
 """Chunks of a box up to which it is worth knowing for each whether it is decided."""
@@ -331,3 +342,53 @@ def clipped(overlay: Overlay, box: Box) -> Overlay:
         check_axes(table.box, box.ndim)
         table = within(table, box)
     return Overlay(overlay.truncated, table)
+
+
+# --- presence ----------------------------------------------------------------------------------
+
+
+def lies_in(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
+    """Which coordinates (int64[n, ndim]) lie in the box.
+
+    Raises
+    ------
+    CorruptObjectError
+        If they have another number of axes than the box.
+    """
+    check_axes(box, coords.shape[1])
+    return np.asarray(((coords >= box.lo) & (coords < box.hi)).all(axis=1))
+
+
+def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
+    """The kind of the table's row for each coordinate; -1 where it has none."""
+    check_axes(table.box, coords.shape[1])
+    rows = rows_at(table, coords)
+    return np.where(rows >= 0, table.kind[rows], -1) if len(table) else rows
+
+
+def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> IndexArray:
+    """The coordinates (int64[n, ndim]) in the region after a table's changes, in C order.
+
+    Chunks that the table sets are added, chunks that it unsets removed.
+    """
+    linear = region.ravel(coords)
+    if table is not None and len(table):
+        rows = table.coords()
+        inner = lies_in(region, rows)
+        there = table.kind[inner] > RefKind.UNSET
+        said = region.ravel(rows[inner])
+        linear = np.concatenate([linear[~np.isin(linear, said)], said[there]])
+    return region.unravel(np.unique(linear))
+
+
+def rows_in(
+    table: ChunkTable | None, boxes: Iterable[Box], *, outside: bool = False
+) -> ChunkTable | None:
+    """The table's rows in any of the boxes, or, with `outside`, in none of them."""
+    if table is None:
+        return None
+    coords = table.coords()
+    inner = np.zeros(len(coords), np.bool_)
+    for box in boxes:
+        inner |= lies_in(box, coords)
+    return select(table, ~inner if outside else inner)

@@ -14,15 +14,47 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 
 from zarr_manifests.errors import InvalidArgumentError, WhereError
+
+_OFFSET: Final = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d\d?)(?::?(\d\d))?", re.ASCII)
+
+
+def zone_of(name: str) -> tzinfo:
+    """The time zone of that name, such as `Europe/Berlin`, `UTC` or `+08:00`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no such zone.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.zones.where import zone_of
+    >>> zone_of("GMT+8")
+    datetime.timezone(datetime.timedelta(seconds=28800))
+    """
+    if name in ("UTC", "Z", "Etc/UTC"):
+        return UTC
+    offset = _OFFSET.fullmatch(str(name))
+    if offset is not None:
+        sign, hours, minutes = offset.groups()
+        length = timedelta(hours=int(hours), minutes=int(minutes or 0))
+        if length < timedelta(hours=24):
+            return timezone(length if sign == "+" else -length)
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError) as error:
+        raise InvalidArgumentError(f"{name!r} is no time zone, such as 'Europe/Berlin'") from error
+
 
 GRAMMAR: Final = """\
 a where is comparisons, joined by AND:

@@ -61,13 +61,13 @@ FAULTS = [
     ),
     Fault(
         "appends-of-different-lengths-relocated",
-        "planning/conflict/relocation.py",
+        "planning/conflict/appends.py",
         "(spans[o] for o in near[group]))) > 1}",
         "(spans[o] for o in near[group]))) > 9}",
     ),
     Fault(
         "replaced-rows-go-to-other-labels",
-        "planning/conflict/append_labels.py",
+        "planning/conflict/appends.py",
         "rows, at = rows[np.argsort(at)], np.sort(at)",
         "at = np.sort(at)",
     ),
@@ -85,19 +85,19 @@ FAULTS = [
     ),
     Fault(
         "chunks-moved-onto-each-other",
-        "planning/tables/moves.py",
+        "planning/tables/regions.py",
         "    if len(clash):",
         "    if len(clash) > len(kept):",
     ),
     Fault(
         "requests-longer-than-allowed",
-        "planning/tables/byte_ranges.py",
+        "planning/tables/resolved_chunks.py",
         "most = max(start + span_bytes, int(reach[first]))",
         "most = max(start + 2 * span_bytes, int(reach[first]))",
     ),
     Fault(
         "large-manifests-are-preloaded",
-        "planning/layout/preload_plan.py",
+        "planning/opening.py",
         "elif candidate.refs > preload.max_manifest_size:",
         "elif candidate.refs > preload.max_manifest_size and candidate.is_delta:",
     ),
@@ -118,7 +118,7 @@ FAULTS = [
     ),
     Fault(
         "labels-that-come-twice-accepted",
-        "planning/cells.py",
+        "planning/scan.py",
         "        if again.size:",
         "        if again.size > len(labels):",
     ),
@@ -130,7 +130,7 @@ FAULTS = [
     ),
     Fault(
         "entries-of-other-chunks-count",
-        "planning/zones/entries.py",
+        "planning/zones/meaning.py",
         '_COMPARED: Final = ("kind", "source", "number", "offset", "length", "crc32c")',
         '_COMPARED: Final = ("kind", "source", "number", "length", "crc32c")',
     ),

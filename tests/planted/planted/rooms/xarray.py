@@ -83,13 +83,13 @@ FAULTS = [
     # labels
     Fault(
         "labels-that-exist-are-appended-again",
-        "planning/conflict/append_labels.py",
+        "planning/conflict/appends.py",
         'if known.any() and on_existing == "error":',
         "if False:",
     ),
     Fault(
         "one-of-two-equal-labels-is-replaced",
-        "planning/conflict/append_labels.py",
+        "planning/conflict/appends.py",
         "    if several.any():\n",
         "    if False:\n",
     ),
