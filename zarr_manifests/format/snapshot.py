@@ -29,7 +29,7 @@ from zarr_manifests.format.envelope import (
     decode,
     unpack,
 )
-from zarr_manifests.format.history import History, HistoryEntry, SnapshotPointer
+from zarr_manifests.format.history_pages import History, HistoryEntry, SnapshotPointer
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import COUNTS, Count, check_counts
 from zarr_manifests.format.records import (

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import Conflict, ManifestsError
-from zarr_manifests.format.history import HistoryEntries, numbers_at
+from zarr_manifests.format.history_pages import HistoryEntries, numbers_at
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.planning.conflict.documents import Fields

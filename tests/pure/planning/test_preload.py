@@ -12,8 +12,8 @@ from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
+from zarr_manifests.planning.at_open import plan_preload
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
-from zarr_manifests.planning.opening import plan_preload
 
 LAT, TIME, AIR = b"l" * 12, b"t" * 12, b"a" * 12
 ARRAYS = [

@@ -52,7 +52,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.history import HistoryPage, HistoryPageRef
+from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base, NodeKind

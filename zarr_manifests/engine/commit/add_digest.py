@@ -11,7 +11,7 @@ from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import DIGESTS, opening_kind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.snapshot import DigestEntry, Snapshot
-from zarr_manifests.planning.opening import digest_from, make_digest, needs_digest
+from zarr_manifests.planning.at_open import digest_from, make_digest, needs_digest
 
 
 def with_digest(

@@ -6,7 +6,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.format.history import History, HistoryEntries, HistoryPage, HistoryPageRef
+from zarr_manifests.format.history_pages import History, HistoryEntries, HistoryPage, HistoryPageRef
 from zarr_manifests.planning.upkeep.compaction_triggers import are_a_page, pages_to_roll
 
 HISTORY = "history"

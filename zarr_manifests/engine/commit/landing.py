@@ -72,9 +72,9 @@ from zarr_manifests.format.root import (
 )
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import session_of, snapshot_id_of
+from zarr_manifests.planning.at_open import coordinate_ids
 from zarr_manifests.planning.conflict.components import Reads
 from zarr_manifests.planning.layout.packing import plan_embedding
-from zarr_manifests.planning.opening import coordinate_ids
 from zarr_manifests.runtime import one_by_one
 
 _QUICK_BYTES: Final = 4 << 20

@@ -10,7 +10,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.history import History, HistoryEntries, HistoryPage, HistoryPageRef
+from zarr_manifests.format.history_pages import History, HistoryEntries, HistoryPage, HistoryPageRef
 from zarr_manifests.planning.upkeep.compaction_triggers import pages_to_merge
 
 

@@ -39,7 +39,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.envelope import MAX_SNAPSHOT_BYTES
-from zarr_manifests.format.history import (
+from zarr_manifests.format.history_pages import (
     History,
     HistoryEntries,
     HistoryPage,

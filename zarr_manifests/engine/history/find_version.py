@@ -18,7 +18,7 @@ from typing import Final
 from zarr_manifests.engine.history.ancestry import entries, snapshot_ref, starts
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.format.history import HistoryEntries
+from zarr_manifests.format.history_pages import HistoryEntries
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of
 from zarr_manifests.texts import count_text, near_names

@@ -16,7 +16,7 @@ from typing import Any
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta, Digest
-from zarr_manifests.format.history import HistoryPage, HistoryPageRef
+from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
 from zarr_manifests.format.index import Bitmaps, IndexDirectory, UnknownIndex
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base

@@ -36,7 +36,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.history import HistoryEntries
+from zarr_manifests.format.history_pages import HistoryEntries
 from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key

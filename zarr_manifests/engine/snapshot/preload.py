@@ -1,6 +1,6 @@
 """Manifests fetched in the background, before they are needed.
 
-`planning.opening` chooses them. They are fetched through `Objects`: a read that needs a
+`planning.at_open` chooses them. They are fetched through `Objects`: a read that needs a
 manifest in flight waits for that fetch, and a preload does not repeat a fetch of a read. A few
 *lanes* work on the plan: each background call fetches one object and then schedules the next call.
 
@@ -33,8 +33,8 @@ from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.planning.at_open import Candidate, PreloadPlan, plan_preload
 from zarr_manifests.planning.layout.leaves import NodeFacts
-from zarr_manifests.planning.opening import Candidate, PreloadPlan, plan_preload
 from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
 
 if TYPE_CHECKING:

@@ -47,8 +47,8 @@ from zarr_manifests.format.nodes import Base, Count, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.at_open import tells_about
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
-from zarr_manifests.planning.opening import tells_about
 from zarr_manifests.planning.tables.live_deltas import Reach, any_at, clipped, picked, rows_in
 from zarr_manifests.planning.tables.live_deltas import check_axes as check_axes
 from zarr_manifests.planning.tables.merge import (

@@ -42,7 +42,12 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta, Digest
-from zarr_manifests.format.history import HistoryEntries, HistoryEntry, HistoryPage, SnapshotPointer
+from zarr_manifests.format.history_pages import (
+    HistoryEntries,
+    HistoryEntry,
+    HistoryPage,
+    SnapshotPointer,
+)
 from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
@@ -51,9 +56,9 @@ from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_k
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.grid import Box
+from zarr_manifests.planning.at_open import tells_about
 from zarr_manifests.planning.layout.leaves import part_order
 from zarr_manifests.planning.layout.pages import checked, orphans, pulled
-from zarr_manifests.planning.opening import tells_about
 from zarr_manifests.planning.upkeep.garbage import first_archive_kept, parts
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import Problem, VerifyReport

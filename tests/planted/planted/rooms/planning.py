@@ -97,7 +97,7 @@ FAULTS = [
     ),
     Fault(
         "large-manifests-are-preloaded",
-        "planning/opening.py",
+        "planning/at_open.py",
         "elif candidate.refs > preload.max_manifest_size:",
         "elif candidate.refs > preload.max_manifest_size and candidate.is_delta:",
     ),

@@ -46,7 +46,7 @@ def digest_from(sizes: Sequence[int]) -> int:
 
     Examples
     --------
-    >>> from zarr_manifests.planning.opening import digest_from
+    >>> from zarr_manifests.planning.at_open import digest_from
     >>> digest_from([100, 100, 100, 100]), digest_from([10_000, 100, 100])
     (0, 1)
     """
@@ -259,7 +259,7 @@ def plan_preload(
     >>> from zarr_manifests.format.manifest import ManifestRef, Part
     >>> from zarr_manifests.grid import Box
     >>> from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
-    >>> from zarr_manifests.planning.opening import plan_preload
+    >>> from zarr_manifests.planning.at_open import plan_preload
     >>> node_id = b"time" + bytes(8)
     >>> time = ArrayFacts(node_id, "/time", (3,), 3, ("time",))
     >>> blob = BlobRef("manifests/000000000001-0123456789abcdef01234567/1", 100, 0)
