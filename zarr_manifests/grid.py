@@ -95,6 +95,11 @@ class Box:
         # Called for every chunk read or written; a loop takes twice as long.
         return all(map(le, self.lo, coords)) and all(map(lt, coords, self.hi))
 
+    def holds(self, coords: IndexArray) -> npt.NDArray[np.bool_]:
+        """Which coordinates (int64[n, ndim]) lie inside."""
+        lo, hi = np.asarray(self.lo, np.int64), np.asarray(self.hi, np.int64)
+        return np.asarray(((coords >= lo) & (coords < hi)).all(axis=1))
+
     def overlaps(self, other: Box) -> bool:
         """Whether the two boxes share a coordinate."""
         if len(self.lo) != len(other.lo):
@@ -224,6 +229,35 @@ class Box:
         # Axis by axis, which is much faster than one pass over the rows.
         axes = coords.T
         return Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))
+
+
+def places_in(first: IndexArray, stop: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """The number of each place's box, and all places (int64[m, ndim]) in boxes `first` to `stop`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.grid import places_in
+    >>> owner, places = places_in(np.array([[0, 5], [7, 7]]), np.array([[2, 6], [8, 8]]))
+    >>> owner.tolist(), places.tolist()
+    ([0, 0, 1], [[0, 5], [1, 5], [7, 7]])
+    """
+    owner = np.arange(len(first))
+    places = np.empty((len(first), 0), np.int64)
+    for axis in range(first.shape[1]):
+        counts = np.maximum(stop[:, axis] - first[:, axis], 0)[owner]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        owner, places = np.repeat(owner, counts), np.repeat(places, counts, axis=0)
+        places = np.column_stack([places, first[owner, axis] + within])
+    return owner, places
+
+
+def in_few_boxes(lo: IndexArray, hi: IndexArray, last: int) -> IndexArray:
+    """The boxes (int64[n, 2, ndim], in C order), joined along axis `last` and those before it."""
+    for axis in range(last, -1, -1):
+        lo, hi = join_along(lo, hi, axis)
+    order = np.lexsort(lo.T[::-1]) if lo.shape[1] else np.arange(len(lo))
+    return np.stack([lo[order], hi[order]], axis=1)
 
 
 def join_along(lo: IndexArray, hi: IndexArray, axis: int) -> tuple[IndexArray, IndexArray]:

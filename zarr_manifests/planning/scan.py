@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray, places_in
 
 
 def runs_of(mask: npt.NDArray[np.bool_]) -> IndexArray:
@@ -159,12 +159,9 @@ class Scan:
     def __getitem__(self, number: int) -> Box:
         if not 0 <= number < len(self):
             raise IndexError(f"there is no box {number} in a scan of {len(self)}")
-        chosen = []
-        for spans in reversed(self.spans):
-            number, span = divmod(number, len(spans))
-            chosen.append(spans[span])
-        lo, hi = (tuple(int(span[end]) for span in reversed(chosen)) for end in (0, 1))
-        return Box(lo, hi)
+        at = self._grid.unravel(np.array([number]))[0]
+        chosen = [spans[span].tolist() for spans, span in zip(self.spans, at, strict=True)]
+        return Box(tuple(lo for lo, _ in chosen), tuple(hi for _, hi in chosen))
 
     def __iter__(self) -> Iterator[Box]:
         return map(self.__getitem__, range(len(self)))
@@ -185,16 +182,9 @@ class Scan:
 
         The chunks (int64[n, ndim]) need not be those that the scan was planned with.
         """
-        chunks, found = np.arange(len(coords)), np.zeros(len(coords), np.int64)
-        for axis, (spans, length) in enumerate(zip(self.spans, chunk_shape, strict=True)):
-            lo = coords[:, axis] * length
-            first = np.searchsorted(spans[:, 1], lo, "right")
-            stop = np.searchsorted(spans[:, 0], lo + length, "left")
-            counts = np.maximum(stop - first, 0)[chunks]
-            which = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            chunks = np.repeat(chunks, counts)
-            found = np.repeat(found, counts) * len(spans) + first[chunks] + which
-        return np.unique(found)
+        lo = coords * np.asarray(chunk_shape, np.int64)
+        _, spans = self._overlaps(lo, lo + np.asarray(chunk_shape, np.int64))
+        return np.unique(self._grid.ravel(spans))
 
     def cut(self, boxes: IndexArray) -> IndexArray:
         """Cut boxes of cells (int64[n, 2, ndim]) where boxes of the scan begin and end.
@@ -204,24 +194,25 @@ class Scan:
         int64[m, 2, ndim]
             The parts that have selected cells, ordered by the box of the scan that they are in.
         """
-        of, number = np.arange(len(boxes)), np.zeros(len(boxes), np.int64)
-        chosen: list[IndexArray] = []
-        for axis, spans in enumerate(self.spans):
-            lo, hi = boxes[:, 0, axis], boxes[:, 1, axis]
-            first = np.searchsorted(spans[:, 1], lo, "right")
-            stop = np.searchsorted(spans[:, 0], hi, "left")
-            counts = np.maximum(stop - first, 0)[of]
-            which = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            of, number = np.repeat(of, counts), np.repeat(number, counts)
-            span = first[of] + which
-            number = number * len(spans) + span
-            chosen = [*(np.repeat(each, counts) for each in chosen), span]
+        of, chosen = self._overlaps(boxes[:, 0], boxes[:, 1])
         parts = boxes[of]
-        for axis, (spans, span) in enumerate(zip(self.spans, chosen, strict=True)):
+        for axis, (spans, span) in enumerate(zip(self.spans, chosen.T, strict=True)):
             parts[:, 0, axis] = np.maximum(parts[:, 0, axis], spans[span, 0])
             parts[:, 1, axis] = np.minimum(parts[:, 1, axis], spans[span, 1])
-        parts = parts[np.argsort(number, kind="stable")]
+        parts = parts[np.argsort(self._grid.ravel(chosen), kind="stable")]
         return parts[self.cells(parts) > 0]
+
+    @property
+    def _grid(self) -> Box:
+        return Box((0,) * len(self.spans), tuple(map(len, self.spans)))
+
+    def _overlaps(self, lo: IndexArray, hi: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """For each overlap with boxes of cells, the number of the box, and the spans."""
+        first, stop = np.empty(lo.shape, np.int64), np.empty(lo.shape, np.int64)
+        for axis, spans in enumerate(self.spans):
+            first[:, axis] = np.searchsorted(spans[:, 1], lo[:, axis], "right")
+            stop[:, axis] = np.searchsorted(spans[:, 0], hi[:, axis], "left")
+        return places_in(first, stop)
 
     def cells(self, boxes: IndexArray) -> IndexArray:
         """The number of selected cells in each of these boxes (int64[n, 2, ndim])."""

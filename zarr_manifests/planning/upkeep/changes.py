@@ -42,7 +42,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Box, Coords, IndexArray, join_along
+from zarr_manifests.grid import Box, Coords, IndexArray, in_few_boxes, places_in
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.conflict.documents import Fields, field_changes
 from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, merge_layers, select
@@ -234,7 +234,11 @@ class _Blocks:
             at = np.searchsorted(cuts[axis], size)
             if 0 < at < len(cuts[axis]) and cuts[axis][at] != size:
                 cuts[axis] = np.insert(cuts[axis], at, size)
-        owner, places = _spread(_at(cuts, lows), _at(cuts, highs))
+        first, stop = (
+            np.array([*map(np.searchsorted, cuts, cells.T)], np.int64).reshape(cells.T.shape).T
+            for cells in (lows, highs)
+        )
+        owner, places = places_in(first, stop)
         grid = Box((0,) * ndim, tuple(len(cut) for cut in cuts))
         linear, which = np.unique(grid.ravel(places), return_inverse=True)
         places = grid.unravel(linear)
@@ -285,11 +289,7 @@ class _Blocks:
 
     def boxes(self, rows: _Mask) -> IndexArray:
         """The blocks as few boxes (int64[n, 2, ndim]), in C order."""
-        lo, hi = self.lo[rows], self.hi[rows]
-        for axis in reversed(range(self._ndim)):
-            lo, hi = join_along(lo, hi, axis)
-        order = np.lexsort(lo.T[::-1]) if self._ndim else np.arange(len(lo))
-        return np.stack([lo[order], hi[order]], axis=1)
+        return in_few_boxes(self.lo[rows], self.hi[rows], self._ndim - 1)
 
 
 def _cells(array: ArrayShape, chunks: IndexArray) -> tuple[IndexArray, IndexArray]:
@@ -303,7 +303,7 @@ def _cuts(lo: IndexArray, hi: IndexArray, chunks: Sequence[int]) -> IndexArray:
     starts, stops = _union(lo, hi)
     cuts = [starts, stops]
     for chunk in {max(chunk, 1) for chunk in chunks}:
-        _, edges = _spread(-(-starts // chunk)[:, None], -(-stops // chunk)[:, None])
+        _, edges = places_in(-(-starts // chunk)[:, None], -(-stops // chunk)[:, None])
         cuts.append(edges[:, 0] * chunk)
     return np.unique(np.concatenate(cuts))
 
@@ -316,26 +316,6 @@ def _union(lo: IndexArray, hi: IndexArray) -> tuple[IndexArray, IndexArray]:
     lo, reach = lo[order], np.maximum.accumulate(hi[order])
     first = np.flatnonzero(np.append(True, lo[1:] > reach[:-1]))
     return lo[first], reach[np.append(first[1:], len(lo)) - 1]
-
-
-def _at(cuts: Sequence[IndexArray], cells: IndexArray) -> IndexArray:
-    """The number of each cell's cut on each axis."""
-    found = np.empty(cells.shape, np.int64)
-    for axis, cut in enumerate(cuts):
-        found[:, axis] = np.searchsorted(cut, cells[:, axis])
-    return found
-
-
-def _spread(first: IndexArray, stop: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """All places (int64[m, ndim]) in boxes `first` to `stop`, and the number of each one's box."""
-    owner = np.arange(len(first))
-    places = np.empty((len(first), 0), np.int64)
-    for axis in range(first.shape[1]):
-        counts = (stop[:, axis] - first[:, axis])[owner]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        owner, places = np.repeat(owner, counts), np.repeat(places, counts, axis=0)
-        places = np.column_stack([places, first[owner, axis] + within])
-    return owner, places
 
 
 # --- records -----------------------------------------------------------------------------------

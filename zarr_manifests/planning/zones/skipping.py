@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import Box, Coords, IndexArray, join_along
+from zarr_manifests.grid import Box, Coords, IndexArray, in_few_boxes
 from zarr_manifests.planning.scan import runs_of
 from zarr_manifests.planning.zones.where import MOMENT, Comparison, End, Moment
 
@@ -510,10 +510,7 @@ def boxes_of(index: IndexArray, region: Box) -> IndexArray:
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(index)) - 1
     lo, hi = region.unravel(index[first]), region.unravel(index[last]) + 1
-    for axis in range(region.ndim - 2, -1, -1):
-        lo, hi = join_along(lo, hi, axis)
-    order = np.lexsort(lo.T[::-1])
-    return np.stack([lo[order], hi[order]], axis=1)
+    return in_few_boxes(lo, hi, region.ndim - 2)
 
 
 def counts_hold(cells: IndexArray, coords: IndexArray, shape: Coords, chunk: Coords) -> _Mask:
