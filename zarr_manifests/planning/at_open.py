@@ -209,25 +209,8 @@ class Candidate:
         return self.refs, self.blob.length, self.blob.key
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A candidate that is not fetched, and the reason."""
-
-    candidate: Candidate
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class PreloadPlan:
-    """The candidates to fetch, in this order, and the skipped ones."""
-
-    fetched: tuple[Candidate, ...]
-    skipped: tuple[Skipped, ...]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Keys of the objects to fetch, in order."""
-        return tuple(candidate.blob.key for candidate in self.fetched)
+type PreloadPlan = tuple[Sequence[Candidate], Sequence[tuple[Candidate, str]]]
+"""The candidates to fetch, in this order; and those that are skipped, each with the reason."""
 
 
 def plan_preload(
@@ -237,7 +220,7 @@ def plan_preload(
     deltas: Sequence[DeltaEntry] = (),
     here: Collection[str] = (),
 ) -> PreloadPlan:
-    """Choose what to preload.
+    """Return what to preload, and what is skipped.
 
     Parameters
     ----------
@@ -264,8 +247,8 @@ def plan_preload(
     >>> time = ArrayFacts(node_id, "/time", (3,), 3, ("time",))
     >>> blob = BlobRef("manifests/000000000001-0123456789abcdef01234567/1", 100, 0)
     >>> base = BaseIndex([ManifestRef(blob, (Part(node_id, Box((0,), (3,)), 3),))])
-    >>> len(plan_preload(Preload(), [time], base).keys)
-    1
+    >>> [len(candidates) for candidates in plan_preload(Preload(), [time], base)]
+    [1, 0]
     """
     wanted = {
         array.node_id
@@ -273,7 +256,7 @@ def plan_preload(
         if (array.is_coordinate if preload.arrays is None else preload.matches(array.path))
     }
     if not preload.max_manifests or not wanted:
-        return PreloadPlan((), ())
+        return (), ()
     keys = {key for node_id in wanted for key in base.manifests_of(node_id)}
     found = {key: Candidate(base[key].blob, _refs(base[key].parts), False) for key in keys}
     for delta in deltas:
@@ -283,22 +266,19 @@ def plan_preload(
             if any(part.node_id in wanted for part in ref.parts):
                 found[ref.blob.key] = Candidate(ref.blob, _refs(ref.parts), True)
     fetched: list[Candidate] = []
-    skipped: list[Skipped] = []
+    skipped: list[tuple[Candidate, str]] = []
     for candidate in sorted(found.values(), key=lambda candidate: candidate.order):
         if candidate.blob.copy is not None or candidate.blob.key in here:
-            skipped.append(Skipped(candidate, "it is here already"))
+            skipped.append((candidate, "it is here already"))
         elif candidate.refs > preload.max_manifest_size:
-            why = (
-                f"its {candidate.refs:,} chunk refs are more than max-manifest-size, "
-                f"{preload.max_manifest_size:,}"
-            )
-            skipped.append(Skipped(candidate, why))
+            most = f"max-manifest-size, {preload.max_manifest_size:,}"
+            skipped.append((candidate, f"its {candidate.refs:,} chunk refs are more than {most}"))
         elif len(fetched) == preload.max_manifests:
             why = f"smaller ones have reached max-manifests, {preload.max_manifests:,}"
-            skipped.append(Skipped(candidate, why))
+            skipped.append((candidate, why))
         else:
             fetched.append(candidate)
-    return PreloadPlan(tuple(fetched), tuple(skipped))
+    return fetched, skipped
 
 
 def _refs(parts: Iterable[Part]) -> int:

@@ -103,14 +103,14 @@ class SnapshotPreload:
         """What has become of the planned fetches."""
         from zarr_manifests.reports import PreloadedManifest  # rarely needed, and many classes
 
-        plan = self._planned()
+        fetched, skipped = self._planned()
         with self._lock:
             # A thread of the parent may have held the future's lock when this child was forked.
             done = self._pid != os.getpid() or self._ended.done()
             became = dict(self._became)
         left = "cancelled" if done or self._cancelled else "waiting"
-        found = [(c, *became.get(c.blob.key, (left, ""))) for c in plan.fetched]
-        found += [(one.candidate, "skipped", one.why) for one in plan.skipped]
+        found = [(c, *became.get(c.blob.key, (left, ""))) for c in fetched]
+        found += [(candidate, "skipped", why) for candidate, why in skipped]
         return tuple(
             PreloadedManifest(c.blob.key, c.refs, c.blob.length, state, why)
             for c, state, why in sorted(found, key=lambda one: one[0].order)
@@ -130,9 +130,7 @@ class SnapshotPreload:
         plan = self._plan
         if plan is None:
             view = self._view
-            made = PreloadPlan((), ())
-            if view is not None:
-                made = _plan(self._objects, self._options, view)
+            made = _plan(self._objects, self._options, view) if view is not None else ((), ())
             with self._lock:
                 plan = self._plan = self._plan or made
             self._view = None
@@ -173,7 +171,7 @@ class SnapshotPreload:
             return None
         if not self._filled:
             self._filled = True  # before there is a second lane
-            self._queue.extend(self._planned().fetched)
+            self._queue.extend(self._planned()[0])
             more = min(_LANES, len(self._queue)) - 1
             for _ in range(more):
                 with self._lock:

@@ -30,7 +30,7 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, PlacedLeaf, part_order
-from zarr_manifests.planning.layout.splitting import Cut, Layout, cut, layout_around, lies_together
+from zarr_manifests.planning.layout.splitting import Cut, Layout, cut, layout_around
 
 _NO_ROWS: Final = np.empty(0, np.int64)
 
@@ -366,7 +366,6 @@ class _Gathering:
         self._numbers: dict[int, int] = {}  # manifest -> member
         self._rows: dict[int, list[tuple[bytes, IndexArray]]] = {}  # by member
         self._layouts: dict[bytes, Layout] = {}
-        self._together: dict[bytes, bool] = {}
         self._anchors: dict[bytes, int] = {}  # arrays that lie together -> a member
 
     def change(self, node_id: bytes, change: ArrayChange) -> None:
@@ -469,7 +468,7 @@ class _Gathering:
         if node_id in self._anchors:
             self._join(self._anchors[node_id], member)
             return []
-        if not self._lies_together(node_id):
+        if node_id not in self._facts or not self._layout(node_id).together:
             return []
         self._anchors[node_id] = member
         found = []
@@ -498,14 +497,6 @@ class _Gathering:
             refs += sum(self._changes[node].refs(some) for node, some in own.items())
             pieces[root] = Group(tuple(self._base.key(n) for n in numbers), own, refs)
         return _clusters(pieces, self._sharing)
-
-    def _lies_together(self, node_id: bytes) -> bool:
-        known = self._together.get(node_id)
-        if known is None:
-            facts = self._facts.get(node_id)
-            known = facts is not None and lies_together(self._config, facts)
-            self._together[node_id] = known
-        return known
 
     def _layout(self, node_id: bytes) -> Layout:
         layout = self._layouts.get(node_id)

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, path_order
+from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, PathOrder, path_order
 from zarr_manifests.format.root import Branch, Page, PageRef, Root
 from zarr_manifests.ids import lineage_of
 
@@ -86,13 +86,29 @@ def plan_pages(
         Adds copies to the manifests of a page with the given nodes.
     """
     table = _Leaves(whole, limits)
-    leaves = [page for node in table.large for page in _leaf_pages(table, node, old_leaves, limits)]
+    leaves: list[Planned[LeafPage]] = []
+    for node_id in table.large:
+        mine = [(link, page) for link, page in old_leaves if link.node_id == node_id]
+        mine.sort(key=lambda one: min(map(_corner, one[1].manifests)))
+        starts = [min(map(_corner, page.manifests)) for _, page in mine]
+        refs = sorted(table.listed([node_id]), key=_corner)
+        leaves += _plan(
+            refs, mine, starts, _corner, table.leaf_page, limits.leaves, limits, join=False
+        )
     few = len(whole.nodes) <= limits.inline and table.count <= limits.inline
     if few or not whole.nodes:
         inline = replace(table.page(table.nodes), nodes=whole.nodes) if leaves else whole
         return inline, [], leaves
-    pages = _NodePages(table, limits, copies)
-    return Base((), (), whole.sequence, () if table.counted else None), pages.plan(old), leaves
+
+    def page_of(nodes: Sequence[Node]) -> Base:
+        page = table.page(nodes)
+        if copies is None:
+            return page
+        return replace(page, manifests=tuple(copies(page.nodes, page.manifests)))
+
+    begins = [path_order(link.first) for link, _ in old]
+    pages = _plan(table.nodes, old, begins, _node_order, page_of, limits.nodes, limits, join=True)
+    return Base((), (), whole.sequence, () if table.counted else None), pages, leaves
 
 
 class _Leaves:
@@ -102,7 +118,7 @@ class _Leaves:
         self.refs, self.sequence = whole.manifests, whole.sequence
         self.counted = whole.counts is not None
         self.counts = {count.node_id: count for count in whole.counts or ()}
-        self.nodes = sorted(whole.nodes, key=lambda node: path_order(node.path))
+        self.nodes = sorted(whole.nodes, key=_node_order)
         order = {node.node_id: at for at, node in enumerate(self.nodes)}
         found: dict[bytes, int] = {}
         for ref in self.refs:
@@ -139,6 +155,14 @@ class _Leaves:
         counts = tuple(self.counts[node_id] for node_id in ids if node_id in self.counts)
         return Base(tuple(nodes), refs, self.sequence, counts if self.counted else None)
 
+    def leaf_page(self, refs: Sequence[ManifestRef]) -> Base:
+        """A page with these leaves."""
+        return Base((), tuple(refs), self.sequence)
+
+
+def _node_order(node: Node) -> PathOrder:
+    return path_order(node.path)
+
 
 def _restricted(ref: ManifestRef, places: Sequence[int]) -> ManifestRef:
     """The manifest with its parts at these positions only."""
@@ -162,46 +186,40 @@ def _combined(refs: Sequence[ManifestRef]) -> ManifestRef:
     return ManifestRef(blob, parts, merged if any(merged) else (), refs[0].packed_for)
 
 
-class _NodePages:
-    """The pages of nodes of one base."""
+def _plan[Item: (Node, ManifestRef), Link: (NodePage, LeafPage)](
+    items: Iterable[Item],
+    old: Sequence[tuple[Link, Base]],
+    starts: Sequence[Any],
+    order: Callable[[Item], Any],
+    page_of: Callable[[Sequence[Item]], Base],
+    most: int,
+    limits: PageLimits,
+    *,
+    join: bool,
+) -> list[Planned[Link]]:
+    """The pages of the items, in order; those of before, which have `starts`, stay unless changed.
 
-    def __init__(self, table: _Leaves, limits: PageLimits, copies: Copies | None) -> None:
-        self._table, self._limits, self._copies = table, limits, copies
-
-    def plan(self, old: Sequence[tuple[NodePage, Base]]) -> list[Planned[NodePage]]:
-        """The pages, in order; those of before that have not changed stay."""
-        starts = [path_order(link.first) for link, _ in old]
-        groups: list[list[Node]] = [[] for _ in range(max(1, len(old)))]
-        for node in self._table.nodes:
-            groups[max(0, bisect_right(starts, path_order(node.path)) - 1)].append(node)
-        done: list[tuple[list[Node], Planned[NodePage] | None]] = []
-        for at, nodes in enumerate(groups):
-            if not nodes:
-                continue
-            page = self._page(nodes)
-            kept = Planned(page, b"", old[at][0]) if old and _alike(page, old[at][1]) else None
-            if done and self._few(done[-1], (nodes, kept)):
-                done[-1] = [*done[-1][0], *nodes], None
-            else:
-                done.append((nodes, kept))
-        pages: list[Planned[NodePage]] = []
-        for nodes, kept in done:
-            new = [] if kept else _cut(nodes, self._page, self._limits.nodes, self._limits)
-            pages += [kept] if kept else [Planned(*page) for page in new]
-        return pages
-
-    def _few(self, *groups: tuple[list[Node], Planned[NodePage] | None]) -> bool:
-        """Whether neighbours, one of which is written anyway, are better one page."""
-        nodes = [node for group, _ in groups for node in group]
-        if all(kept for _, kept in groups) or len(nodes) > self._limits.nodes // 2:
-            return False
-        return self._page(nodes).leaf_count <= self._limits.leaves // 2
-
-    def _page(self, nodes: Sequence[Node]) -> Base:
-        page = self._table.page(nodes)
-        if self._copies is None:
-            return page
-        return replace(page, manifests=tuple(self._copies(page.nodes, page.manifests)))
+    With `join`, neighbours that are small become one page if one of them is written anyway.
+    """
+    groups: list[list[Item]] = [[] for _ in range(max(1, len(old)))]
+    for item in items:
+        groups[max(0, bisect_right(starts, order(item)) - 1)].append(item)
+    done: list[tuple[list[Item], Planned[Link] | None]] = []
+    for at, group in enumerate(groups):
+        if not group:
+            continue
+        page = page_of(group)
+        kept = Planned(page, b"", old[at][0]) if old and _alike(page, old[at][1]) else None
+        both = [*done[-1][0], *group] if join and done and not (done[-1][1] and kept) else []
+        if 0 < len(both) <= most // 2 and page_of(both).leaf_count <= limits.leaves // 2:
+            done[-1] = both, None
+        else:
+            done.append((group, kept))
+    pages: list[Planned[Link]] = []
+    for held, stays in done:
+        new = [] if stays else _cut(held, page_of, most, limits)
+        pages += [stays] if stays else [Planned(*page) for page in new]
+    return pages
 
 
 def _cut[T](
@@ -223,40 +241,8 @@ def _cut[T](
 
 def _alike(page: Base, other: Base) -> bool:
     """Whether the pages differ at most in when they were written."""
-    return replace(page, sequence=other.sequence) == other if _fits(page, other) else False
-
-
-def _fits(page: Base, other: Base) -> bool:
-    return all(to <= other.sequence for ref in page.manifests for to in ref.merged)
-
-
-def _leaf_pages(
-    table: _Leaves,
-    node_id: bytes,
-    old: Sequence[tuple[LeafPage, Base]],
-    limits: PageLimits,
-) -> list[Planned[LeafPage]]:
-    """The pages of a large array's leaves; those of before that have not changed stay."""
-    refs = sorted(table.listed([node_id]), key=_corner)
-    mine = sorted(
-        ((link, page) for link, page in old if link.node_id == node_id),
-        key=lambda one: min(map(_corner, one[1].manifests)),
-    )
-    starts = [min(map(_corner, page.manifests)) for _, page in mine]
-    groups: list[list[ManifestRef]] = [[] for _ in range(max(1, len(mine)))]
-    for ref in refs:
-        groups[max(0, bisect_right(starts, _corner(ref)) - 1)].append(ref)
-    pages: list[Planned[LeafPage]] = []
-
-    def page_of(group: Sequence[ManifestRef]) -> Base:
-        return Base((), tuple(group), table.sequence)
-
-    for at, group in enumerate(groups):
-        if group and mine and _alike(page := page_of(group), mine[at][1]):
-            pages.append(Planned(page, b"", mine[at][0]))
-        elif group:
-            pages += [Planned(*new) for new in _cut(group, page_of, limits.leaves, limits)]
-    return pages
+    fits = all(to <= other.sequence for ref in page.manifests for to in ref.merged)
+    return fits and replace(page, sequence=other.sequence) == other
 
 
 def _corner(ref: ManifestRef) -> tuple[tuple[int, ...], str]:

@@ -177,13 +177,6 @@ def layout_around(
     return layout_of(config, facts, base.extent(facts.node_id, changed))
 
 
-def lies_together(config: ChunkManifests, facts: ArrayFacts) -> bool:
-    """Whether all leaves of an array have to be in one manifest."""
-    if config.splitting is None or not any(one.arrays_per_manifest for one in config.sets):
-        return config.splitting is None
-    return any(one.arrays_per_manifest for one in _chain(config, facts))
-
-
 def _chain(config: ChunkManifests, facts: ArrayFacts) -> list[ManifestSet]:
     """The set of an array and those it can overflow to, up to one that takes everything."""
     one, _ = config.set_for(facts.path, facts.metadata_chunks, facts.initialized_chunks)
