@@ -210,7 +210,9 @@ def _plan[Item: (Node, ManifestRef), Link: (NodePage, LeafPage)](
             continue
         page = page_of(group)
         kept = Planned(page, b"", old[at][0]) if old and _alike(page, old[at][1]) else None
-        both = [*done[-1][0], *group] if join and done and not (done[-1][1] and kept) else []
+        both: list[Item] = []
+        if join and done and not (done[-1][1] and kept):
+            both = done[-1][0] + group
         if 0 < len(both) <= most // 2 and page_of(both).leaf_count <= limits.leaves // 2:
             done[-1] = both, None
         else:
