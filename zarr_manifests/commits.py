@@ -30,8 +30,8 @@ from zarr_manifests.engine.edit.contents import summary
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.edit.workspace import UNKNOWN, Workspace
-from zarr_manifests.engine.history.find_marks import marks_of
-from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.history.ancestry import opened
+from zarr_manifests.engine.history.find_version import marks_of
 from zarr_manifests.engine.history.refs import BranchMovedError, Refs
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView

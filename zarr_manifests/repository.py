@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import commit, compact, edit, history, upkeep
-from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.history.ancestry import opened
 from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, hold
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.root.root_metadata import metadata_of, set_metadata
@@ -531,7 +531,7 @@ class Repository:
             old, new = map(self.readonly_session, (start, end))
             return value_changes(self._context, old, new, path)
         named = self._refs.named(start, end)
-        return history.compare.compare(self._context, *named, symmetric=symmetric)
+        return history.changes_between.compare(self._context, *named, symmetric=symmetric)
 
     def changes(
         self,

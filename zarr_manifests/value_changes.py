@@ -18,7 +18,7 @@ import numpy.typing as npt
 import zarr
 
 from zarr_manifests.decoding import readable
-from zarr_manifests.engine.history.net_changes import net_changes
+from zarr_manifests.engine.history.differences import net_changes
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError

@@ -26,7 +26,6 @@ from zarr_manifests.engine.compact import runs as rollup
 from zarr_manifests.engine.edit import forks
 from zarr_manifests.engine.edit.merge_forks import Merge
 from zarr_manifests.engine.history import ancestry, leases, left_behind, refs
-from zarr_manifests.engine.history import reachability as reach
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root import epochs, heartbeat
 from zarr_manifests.engine.root.roots import Roots
@@ -463,7 +462,7 @@ def collected_beyond_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A collection does not mark the deltas of commits that were compacted since.", 0)
 def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
-    children = reach.children
+    children = left_behind.children
 
     def others(value: Any, *, of_page: bool) -> Iterator[Any]:
         log = getattr(value, "log", None)
@@ -472,7 +471,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
             if log is None or link.kind is not Delta or link.ref.key in listed:
                 yield link
 
-    patch.setattr(reach, "children", others)
+    patch.setattr(left_behind, "children", others)
 
 
 @mutant("A collection does not mark what only tags lead to.", 27)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zarr_manifests.engine.commit.request import CommitRequest
-from zarr_manifests.engine.history.find_marks import mark_of, paged_marks, snapshot_of
-from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.history.ancestry import opened
+from zarr_manifests.engine.history.find_version import mark_of, paged_marks, snapshot_of
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context

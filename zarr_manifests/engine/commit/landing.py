@@ -38,7 +38,7 @@ from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.packs import Pack
 from zarr_manifests.engine.edit.workspace import UNKNOWN, Workspace
 from zarr_manifests.engine.history.ancestry import is_missing
-from zarr_manifests.engine.history.commit_logs import delta_of
+from zarr_manifests.engine.history.differences import delta_of
 from zarr_manifests.engine.history.left_behind import find_kept
 from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
 from zarr_manifests.engine.objects.metadata import Upload

@@ -17,11 +17,18 @@ from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.commit.rebase import Joined, Mine, Rebasing, rebase_changes, stack
 from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of, touched_chunks
-from zarr_manifests.engine.history.find_marks import mark_of, marks_of
+from zarr_manifests.engine.history.differences import (
+    Line,
+    MergeBase,
+    deltas_between,
+    differs,
+    merge_base,
+    net_changes,
+    tables_of,
+    touched_chunks,
+)
+from zarr_manifests.engine.history.find_version import mark_of, marks_of
 from zarr_manifests.engine.history.left_behind import find_kept
-from zarr_manifests.engine.history.merge_base import Line, MergeBase, merge_base
-from zarr_manifests.engine.history.net_changes import differs, net_changes
 from zarr_manifests.engine.history.refs import BranchMovedError
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView

@@ -13,8 +13,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.history.commit_logs import deltas_between, listed_since, tables_of
-from zarr_manifests.engine.history.net_changes import differs
+from zarr_manifests.engine.history.differences import (
+    deltas_between,
+    differs,
+    listed_since,
+    tables_of,
+)
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of

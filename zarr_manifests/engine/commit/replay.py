@@ -19,9 +19,16 @@ from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.commit.rebase import Mine, stack
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
-from zarr_manifests.engine.history.commit_logs import delta_of, distinct, tables_of, touched_chunks
+from zarr_manifests.engine.history.differences import (
+    chunks_at,
+    delta_of,
+    differs,
+    distinct,
+    rows_for,
+    tables_of,
+    touched_chunks,
+)
 from zarr_manifests.engine.history.left_behind import find_kept, floor_below
-from zarr_manifests.engine.history.net_changes import chunks_at, differs, rows_for
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (

@@ -38,7 +38,7 @@ from zarr_manifests.engine.compact.presence_index import Presence, leaf_names, w
 from zarr_manifests.engine.compact.runs import roll_up
 from zarr_manifests.engine.compact.write_leaves import Here, InTasks, LeafWriter
 from zarr_manifests.engine.compact.zone_index import LeafZones, NewPages, paged_zones
-from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.history.ancestry import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
 from zarr_manifests.engine.root.epochs import claim_compaction, overtaken

@@ -34,7 +34,7 @@ from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.history.ancestry import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext

@@ -10,7 +10,7 @@ from zarr_manifests.config import CacheOptions, Compaction
 from zarr_manifests.engine.commit.observe import observed
 from zarr_manifests.engine.compact.background import compact_soon
 from zarr_manifests.engine.compact.compaction import compact_branch
-from zarr_manifests.engine.history.commit_logs import deltas_between
+from zarr_manifests.engine.history.differences import deltas_between
 from zarr_manifests.engine.root.disk_reserve import with_reserve
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView

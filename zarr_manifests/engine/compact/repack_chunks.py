@@ -30,7 +30,7 @@ from zarr_manifests.engine.commit.extend_history import history_after
 from zarr_manifests.engine.commit.landing import root_with
 from zarr_manifests.engine.compact.outcomes import observed_compaction
 from zarr_manifests.engine.compact.zone_index import LeafZones
-from zarr_manifests.engine.history.follow import opened
+from zarr_manifests.engine.history.ancestry import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, create_own
 from zarr_manifests.engine.root.roots import RootAt

@@ -22,7 +22,7 @@ from operator import lt
 from typing import Final, NamedTuple
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
-from zarr_manifests.engine.history.follow import Follower, collected, expired
+from zarr_manifests.engine.history.ancestry import Follower, collected, expired
 from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.read_ahead import RefsAhead

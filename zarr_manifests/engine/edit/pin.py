@@ -13,7 +13,7 @@ import os
 from zarr_manifests.engine.edit.forks import Copies
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import Workspace
-from zarr_manifests.engine.history.follow import Follower, open_head
+from zarr_manifests.engine.history.ancestry import Follower, open_head
 from zarr_manifests.engine.history.leases import SessionLease
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.snapshot.context import Context

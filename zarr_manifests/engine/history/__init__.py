@@ -12,6 +12,5 @@ from zarr_manifests.ondemand import on_demand
 if TYPE_CHECKING:
     from zarr_manifests.engine.history import changed_cells as changed_cells
     from zarr_manifests.engine.history import changes_between as changes_between
-    from zarr_manifests.engine.history import compare as compare
 else:
-    __getattr__ = on_demand(__name__, "changed_cells", "changes_between", "compare")
+    __getattr__ = on_demand(__name__, "changed_cells", "changes_between")

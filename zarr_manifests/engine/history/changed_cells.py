@@ -25,7 +25,7 @@ from zarr_manifests.engine.history.changes_between import (
     commits_between,
     if_expired,
 )
-from zarr_manifests.engine.history.commit_logs import tables_of
+from zarr_manifests.engine.history.differences import tables_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError

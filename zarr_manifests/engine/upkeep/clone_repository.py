@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from zarr_manifests.engine.history.ancestry import ages, has_expired, is_missing
 from zarr_manifests.engine.history.leases import give_up, take
-from zarr_manifests.engine.history.reachability import Link, follow
+from zarr_manifests.engine.history.left_behind import Link, follow
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
 from zarr_manifests.engine.objects.metadata import Objects, create_or_find
 from zarr_manifests.engine.root.create import check_outside

@@ -28,8 +28,7 @@ from itertools import batched, chain
 from typing import Any, Final
 
 from zarr_manifests.engine.history.ancestry import ancestors, snapshot_at, tag_floor
-from zarr_manifests.engine.history.left_behind import archived_versions
-from zarr_manifests.engine.history.reachability import Link, follow, tables
+from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
 from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
 from zarr_manifests.engine.root.epochs import check_collector, claimed

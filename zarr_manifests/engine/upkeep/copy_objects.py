@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.engine.history.reachability import Link, follow, tables
+from zarr_manifests.engine.history.left_behind import Link, follow, tables
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.upkeep.chunk_ranges import ChunkRanges, Rows, compared, end_of

@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from zarr_manifests.engine.history.commit_logs import delta_of
-from zarr_manifests.engine.history.left_behind import archived_versions
-from zarr_manifests.engine.history.reachability import Link, follow, tables
+from zarr_manifests.engine.history.differences import delta_of
+from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
 from zarr_manifests.engine.snapshot.base_pages import BasePages
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.upkeep.check_totals import wrong_counters

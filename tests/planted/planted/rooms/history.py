@@ -61,13 +61,13 @@ FAULTS = [
     ),
     Fault(
         "net-changes-forget-what-was-cut-off",
-        "engine/history/net_changes.py",
+        "engine/history/differences.py",
         "for node_id in delta.truncated.keys() & both}",
         "for node_id in set[bytes]()}",
     ),
     Fault(
         "different-shards-of-one-checksum-are-the-same",
-        "engine/history/net_changes.py",
+        "engine/history/differences.py",
         "or array is None or not array.checks_itself:",
         "or array is None or array.checks_itself:",
     ),
@@ -91,7 +91,7 @@ FAULTS = [
     ),
     Fault(
         "head-that-went-told-as-damage",
-        "engine/history/follow.py",
+        "engine/history/ancestry.py",
         "if not is_missing(error) or str(error) in missed:",
         "if not is_missing(error) or str(error) not in missed:",
     ),
@@ -103,7 +103,7 @@ FAULTS = [
     ),
     Fault(
         "page-of-marks-not-reached",
-        "engine/history/reachability.py",
+        "engine/history/left_behind.py",
         "if value.marks_page is not None:",
         "if value.marks_page is not None and of_page:",
     ),
