@@ -371,6 +371,20 @@ def _unpickled(packed: bytes) -> ChunkTable:
     return ChunkTable.parse(Fields(unpack(packed), "table"))
 
 
+def side_by_side(blob: bytes, kind: Column, offset: Column, length: Column) -> tuple[Column, bytes]:
+    """Offsets and bytes of the inline rows among these, whose bytes follow on each other then."""
+    rows = np.flatnonzero(kind == RefKind.INLINE)
+    begin, lengths = offset[rows], length[rows]
+    end = begin + lengths
+    # Rows whose bytes follow on each other already are copied together.
+    first = np.flatnonzero(np.append(True, begin[1:] != end[:-1])[: len(rows)])
+    last = np.append(first[1:], len(rows))[: len(first)] - 1
+    pieces = zip(begin[first].tolist(), end[last].tolist(), strict=True)
+    offset = offset.copy()
+    offset[rows] = np.cumsum(lengths) - lengths
+    return offset, b"".join([blob[start:stop] for start, stop in pieces])
+
+
 def native_keys(table: ChunkTable, sessions: Collection[str] | None = None) -> set[str]:
     """Keys of the chunk objects that native rows of the table point to; of all or some sessions."""
     native = table.kind == RefKind.NATIVE

@@ -121,7 +121,7 @@ class Bitmap:
             some = np.frombuffer(self.bits, np.uint8)[first >> 3 : (last >> 3) + 1]
             found = np.flatnonzero(np.unpackbits(some)).astype(np.int64) + (first >> 3 << 3)
         coords = self.box.unravel(found)
-        return coords[((coords >= lo) & (coords < hi)).all(axis=1)]
+        return coords[shared.holds(coords)]
 
     def pack(self) -> list[Any]:
         """As a list for msgpack."""

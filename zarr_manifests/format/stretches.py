@@ -27,6 +27,7 @@ from zarr_manifests.format.chunk_table import (
     parse_files,
     parse_index,
     parse_rows,
+    side_by_side,
 )
 from zarr_manifests.format.columns import MAX_ROWS, Column
 from zarr_manifests.format.envelope import Fields, pack, unpack
@@ -231,12 +232,9 @@ def _stretch(table: ChunkTable, start: int, stop: int, files: Files | None) -> S
     index = np.arange(start, stop) if table.index is None else table.index[rows]
     columns = {name: column[rows] for name, column in table.columns().items()}
     kind, inline = columns["kind"], b""
-    if table.inline and (of := np.flatnonzero(kind == RefKind.INLINE)).size:
-        starts, lengths = columns["offset"][of], columns["length"][of]
-        ranges = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-        inline = b"".join([table.inline[a:b] for a, b in ranges])
-        columns["offset"] = columns["offset"].copy()
-        columns["offset"][of] = np.cumsum(lengths) - lengths
+    if table.inline:
+        places = columns["offset"], columns["length"]
+        columns["offset"], inline = side_by_side(table.inline, kind, *places)
     if files is not None:
         source, (sessions, virtual) = columns["source"], files
         native = _used(kind, source, RefKind.NATIVE, len(sessions))

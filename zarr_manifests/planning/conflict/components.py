@@ -316,7 +316,7 @@ class Reads:
         found = np.zeros(len(coords), np.bool_)
         seen, box = self.chunks.get(node_id), self.boxes.get(node_id)
         if box is not None and box.ndim == coords.shape[1]:
-            found |= ((coords >= box.lo) & (coords < box.hi)).all(axis=1)
+            found |= box.holds(coords)
         if seen:
             found |= np.array([tuple(row) in seen for row in coords.tolist()], np.bool_)
         return found

@@ -1,9 +1,9 @@
 """Whether a commit can be rebased onto a tip that others have moved, and what it is then.
 
 "Mine" is the commit, "theirs" are the commits that came first. Both are split into components (see
-`components`). `CELLS` has a rule for each pair of components that can collide at a node, and
-`_at_paths` those for paths of the hierarchy; a rule yields the conflicts it finds. A pair without a
-rule never conflicts. The commit can be rebased if no rule finds a conflict. A *policy* may resolve
+`components`). `CELLS` has a rule for each pair of components that can collide at a node; others are
+for paths of the hierarchy. A rule yields the conflicts it finds; a pair without a rule never
+conflicts. The commit can be rebased if no rule finds a conflict. A *policy* may resolve
 some conflicts: whose chunks win, whose value of an attribute, and whether a node that I delete
 stays deleted although it was written to. REWRITE commits have no components, so they conflict with
 nothing.
@@ -169,7 +169,9 @@ def rebase(
     ours: set[tuple[bytes, str]] = set()
     kept: set[bytes] = set()
     dropped: dict[bytes, IndexArray] = {}
-    found = [*_at_nodes(mine, theirs, reads, listed), *_at_paths(mine, theirs)]
+    found = [*_at_nodes(mine, theirs, reads, listed)]
+    for rule in (_both_create, _beside, _same_keys):
+        found += rule(mine, theirs)
     if serializable:
         found += _read_conflicts(mine, theirs, reads, listed)
     for each in found:
@@ -530,12 +532,6 @@ def _at_nodes(mine: Changes, theirs: Changes, reads: Reads, listed: int) -> Iter
                 rule = CELLS.get((one, other))
                 if rule is not None:
                     yield from rule(pair)
-
-
-def _at_paths(mine: Changes, theirs: Changes) -> Iterator[_Found]:
-    yield from _both_create(mine, theirs)
-    yield from _beside(mine, theirs)
-    yield from _same_keys(mine, theirs)
 
 
 # --- what was read ---------------------------------------------------------------------------

@@ -248,8 +248,7 @@ def _fragments(coords: IndexArray, old: Sequence[Box]) -> Iterator[IndexArray]:
     """The rows in each old leaf."""
     placed = 0
     for box in old:
-        inside = (coords >= np.asarray(box.lo, np.int64)) & (coords < np.asarray(box.hi, np.int64))
-        rows = np.flatnonzero(inside.all(axis=1))
+        rows = np.flatnonzero(box.holds(coords))
         placed += len(rows)
         if len(rows):
             yield rows

@@ -308,7 +308,7 @@ def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, B
     outside = np.ones(len(coords), np.bool_)
     by_merged: dict[int, list[IndexArray]] = {}
     for leaf in leaves:
-        here = ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1)
+        here = leaf.part.box.holds(coords)
         by_merged.setdefault(leaf.merged, []).append(coords[here])
         outside &= ~here
     by_merged.setdefault(0, []).append(coords[outside])
@@ -317,9 +317,7 @@ def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, B
 
     def wanted(last: int, box: Box) -> bool:
         return any(
-            last > after
-            and around.overlaps(box)
-            and bool(((some >= box.lo) & (some < box.hi)).all(axis=1).any())
+            last > after and around.overlaps(box) and bool(box.holds(some).any())
             for after, some, around in groups
         )
 
@@ -338,10 +336,7 @@ def picked(overlay: Overlay, coords: IndexArray) -> Overlay:
 def clipped(overlay: Overlay, box: Box) -> Overlay:
     """The overlay, restricted to the chunks in the box."""
     table = overlay.table
-    if table is not None:
-        check_axes(table.box, box.ndim)
-        table = within(table, box)
-    return Overlay(overlay.truncated, table)
+    return Overlay(overlay.truncated, None if table is None else within(table, box))
 
 
 # --- presence ----------------------------------------------------------------------------------
@@ -356,7 +351,7 @@ def lies_in(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
         If they have another number of axes than the box.
     """
     check_axes(box, coords.shape[1])
-    return np.asarray(((coords >= box.lo) & (coords < box.hi)).all(axis=1))
+    return box.holds(coords)
 
 
 def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind, side_by_side
 from zarr_manifests.format.columns import repeated
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -73,14 +73,18 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
 
 def bare(table: ChunkTable) -> ChunkTable:
     """The table with only set or unset for each chunk: set ones as empty inline chunks."""
-    zeros = repeated(0, len(table))
-    is_set = _constant(table.kind)
-    if is_set is None:
-        kind = np.where(table.kind == RefKind.UNSET, RefKind.UNSET, RefKind.INLINE)
-    else:
-        kind = repeated(RefKind.INLINE if is_set else RefKind.UNSET, len(table))
-    columns = (kind.astype(np.int64, copy=False), zeros, zeros, zeros, zeros, zeros)
-    return ChunkTable(table.box, table.index, *columns, (), b"")
+    kind = _constant(table.kind)
+    if kind is not None:
+        return _of_kind(table.box, table.index, repeated(min(kind, 1), len(table)))
+    return _of_kind(table.box, table.index, np.minimum(table.kind, 1))
+
+
+def _of_kind(
+    box: Box, index: npt.NDArray[np.int64] | None, kind: npt.NDArray[np.int64]
+) -> ChunkTable:
+    """Rows that are unset, or empty inline chunks."""
+    zeros = repeated(0, len(kind))
+    return ChunkTable(box, index, kind, zeros, zeros, zeros, zeros, zeros, (), b"")
 
 
 def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
@@ -123,10 +127,8 @@ def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
 def unset_at(coords: IndexArray) -> ChunkTable:
     """An UNSET row at each of these coordinates (int64[n, ndim], n >= 1, ascending, distinct)."""
     box = Box.around_coords(coords)
-    index = box.ravel(coords)
-    zeros = repeated(0, len(coords))
-    columns = (zeros, zeros, zeros, zeros, zeros, zeros)
-    return ChunkTable(box, None if len(coords) == box.size else index, *columns, (), b"")
+    index = None if len(coords) == box.size else box.ravel(coords)
+    return _of_kind(box, index, repeated(RefKind.UNSET, len(coords)))
 
 
 def rearranged(
@@ -147,15 +149,11 @@ def rearranged(
 
 def take(table: ChunkTable, rows: npt.NDArray[np.int64], box: Box) -> ChunkTable:
     """The rows at these positions (ascending), as a table in the given box."""
-    index = table.box.carried(_rows_of(table.linear_index(), rows), box)
+    index = table.box.carried(table.linear_index()[rows], box)
     if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):
         part = _sliced(table, slice(int(rows[0]), int(rows[-1]) + 1))
         return replace(part, box=box, index=None if len(rows) == box.size else index)
     return _gather([table], box, index, rows)
-
-
-def _rows_of(column: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return column if len(rows) == len(column) else column[rows]
 
 
 def within(table: ChunkTable, box: Box) -> ChunkTable:
@@ -354,9 +352,7 @@ def in_box(table: ChunkTable, box: Box) -> npt.NDArray[np.bool_]:
     ends = [mine.ravel_one(shared.lo), mine.ravel_one(tuple(n - 1 for n in shared.hi)) + 1]
     start, stop = ends if table.index is None else table.index.searchsorted(ends).tolist()
     index = np.arange(start, stop) if table.index is None else table.index[start:stop]
-    coords = mine.unravel(index)
-    lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
-    found[start:stop] = ((coords >= lo) & (coords < hi)).all(axis=1)
+    found[start:stop] = box.holds(mine.unravel(index))
     return found
 
 
@@ -447,8 +443,7 @@ def _checksums(table: ChunkTable) -> npt.NDArray[np.int64]:
 
 def rows_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     """The row for each coordinate; -1 where the table has none."""
-    lo, hi = np.asarray(table.box.lo, np.int64), np.asarray(table.box.hi, np.int64)
-    within = np.flatnonzero(((coords >= lo) & (coords < hi)).all(axis=1))
+    within = np.flatnonzero(table.box.holds(coords))
     rows = np.full(len(coords), -1, np.int64)
     linear = table.box.ravel(coords[within])
     if table.index is None:
@@ -478,7 +473,7 @@ def aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
 
     def moved(table: ChunkTable, files: npt.NDArray[np.int64]) -> ChunkTable:
         mapping = np.array([place[session] for session in table.sources], np.int64)
-        source = _shifted(table, RefKind.NATIVE, mapping) + _shifted(table, RefKind.VIRTUAL, files)
+        source = _placed(table, mapping, files)
         return replace(table, source=source, sources=sessions, virtual=virtual)
 
     return moved(new, places[0]), moved(old, places[1])
@@ -486,9 +481,7 @@ def aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
 
 def _unset(table: ChunkTable) -> ChunkTable:
     """An UNSET row at every coordinate of the table."""
-    zeros = repeated(0, len(table))
-    columns = (zeros, zeros, zeros, zeros, zeros, zeros)
-    return ChunkTable(table.box, table.index, *columns, (), b"")
+    return _of_kind(table.box, table.index, repeated(RefKind.UNSET, len(table)))
 
 
 def _newest(tables: Sequence[ChunkTable]) -> ChunkTable:
@@ -543,7 +536,13 @@ def _gather(
     source, virtual = _used_files(kind, source, virtual)
     inline = b""
     if any(table.inline for table in tables):
-        offset, inline = _joined_inline(tables, kind, offset, length, rows)
+        starts = np.cumsum([0, *(len(table.inline) for table in tables[:-1])])
+        bases = np.repeat(starts, [len(table) for table in tables])
+        offset = np.where(
+            kind == RefKind.INLINE, offset + (bases if rows is None else bases[rows]), offset
+        )
+        blob = b"".join(table.inline for table in tables)
+        offset, inline = side_by_side(blob, kind, offset, length)
     dense = len(index) == box.size
     return ChunkTable(
         box,
@@ -558,30 +557,6 @@ def _gather(
         inline,
         virtual,
     )
-
-
-def _joined_inline(
-    tables: Sequence[ChunkTable],
-    kind: npt.NDArray[np.int64],
-    offset: npt.NDArray[np.int64],
-    length: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64] | None,
-) -> tuple[npt.NDArray[np.int64], bytes]:
-    """The offsets and the bytes of inline rows gathered from several tables."""
-    is_inline = np.flatnonzero(kind == RefKind.INLINE)
-    starts = np.cumsum([0, *(len(table.inline) for table in tables[:-1])])
-    bases = np.repeat(starts, [len(table) for table in tables])
-    begin = (offset + (bases if rows is None else bases[rows]))[is_inline]
-    lengths = length[is_inline]
-    blob = b"".join(table.inline for table in tables)
-    end = begin + lengths
-    # Rows whose bytes follow on each other are copied together.
-    first = np.flatnonzero(np.append(True, begin[1:] != end[:-1])) if len(begin) else is_inline
-    last = np.append(first[1:], len(begin)) - 1 if len(begin) else first
-    pieces = zip(begin[first].tolist(), end[last].tolist(), strict=True)
-    offset = offset.copy()
-    offset[is_inline] = np.cumsum(lengths) - lengths
-    return offset, b"".join(blob[start:stop] for start, stop in pieces)
 
 
 def _constant(column: npt.NDArray[np.int64]) -> int | None:

@@ -221,7 +221,7 @@ def reindexed(
     InvalidArgumentError
         If a chunk leaves the grid, two chunks get the same coordinate, or one is moved twice.
     """
-    inside = np.flatnonzero(_inside(moves.old, grid))
+    inside = np.flatnonzero(grid.holds(moves.old))
     order = np.argsort(grid.ravel(moves.old[inside]), kind="stable")
     inside = inside[order]
     wanted, there = grid.ravel(moves.old[inside]), grid.ravel(coords)
@@ -231,7 +231,7 @@ def reindexed(
     named = np.isin(wanted, there, assume_unique=True)
     rows, which = np.searchsorted(there, wanted[named]), inside[named]
     dropped = moves.dropped[which]
-    off = which[~dropped & ~_inside(moves.new[which], grid)]
+    off = which[~dropped & ~grid.holds(moves.new[which])]
     if len(off):
         raise InvalidArgumentError(
             f"{name}: chunk {_one(moves.old, off)} cannot go to {_one(moves.new, off)}, which is "
@@ -251,10 +251,6 @@ def reindexed(
             f"{_one(moved, one)}"
         )
     return keep, moved
-
-
-def _inside(coords: IndexArray, grid: Box) -> npt.NDArray[np.bool_]:
-    return np.asarray(((coords >= 0) & (coords < np.asarray(grid.hi, np.int64))).all(axis=1))
 
 
 def _one(coords: IndexArray, rows: npt.NDArray[np.int64]) -> Coords:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind, side_by_side
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.ids import object_key
@@ -198,14 +198,8 @@ class ResolvedChunks:
         known = (kind == RefKind.NATIVE) | ((kind == RefKind.VIRTUAL) & (table.number == 1))
         checksum = np.where(known, table.crc32c, -1)
         offset, length, inline = np.ascontiguousarray(table.offset), table.length, table.inline
-        if inline:
-            rows = np.flatnonzero(kind == RefKind.INLINE)
-            starts, ends = offset[rows], offset[rows] + length[rows]
-            if (starts[1:] != ends[:-1]).any() or starts[0]:  # valid, though we write it otherwise
-                pairs = zip(starts.tolist(), ends.tolist(), strict=True)
-                inline = b"".join([inline[a:b] for a, b in pairs])
-                offset = offset.copy()
-                offset[rows] = np.cumsum(length[rows]) - length[rows]
+        if inline:  # other orders are valid, though we write it so
+            offset, inline = side_by_side(inline, table.kind, offset, length)
         length = np.ascontiguousarray(length)
         return cls(path, table.coords(), kind, source, offset, length, checksum, locations, inline)
 

@@ -385,11 +385,6 @@ class Change:
     fields : mapping of str to tuple
         For `metadata`: the fields of the documents that differ, such as `shape` or
         `attributes.units`, with their values before and after; None where there was none.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the fields contradict the operation.
     """
 
     path: str
@@ -401,16 +396,6 @@ class Change:
     before: ArrayShape | None = None
     after: ArrayShape | None = None
     fields: Fields = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        chunks = self.operation in (Operation.UNSET, Operation.APPEND, Operation.OVERWRITE)
-        if (
-            self.coordinates.ndim != 2
-            or (len(self.coordinates) > 0) != chunks
-            or (self.grid_shape is not None) != (self.operation is Operation.TRUNCATE)
-            or (self.moved_from is not None) != (self.operation is Operation.MOVE)
-        ):
-            raise InvalidArgumentError(f"not a valid change: {self.operation} of {self.path}")
 
 
 class NodeTable:
