@@ -234,19 +234,6 @@ def apart(mine: Mapping[bytes, Sequence[Box]], theirs: Iterable[DeltaEntry]) -> 
     return True
 
 
-def key_of(path: str) -> str:
-    """Return the Zarr key at a node's path; an opaque entry's path has a slash before its key."""
-    return path.removeprefix("/")
-
-
-def above(path: str) -> Iterator[str]:
-    """The parent paths of a path, nearest first; the root's (empty) comes last."""
-    path = key_of(path)
-    while path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
 # --- what was read -----------------------------------------------------------------------------
 
 _MOST_CHUNKS: Final = 4096

@@ -33,10 +33,14 @@ from zarr_manifests.planning.conflict.components import (
     Component,
     NodeChange,
     Reads,
+)
+from zarr_manifests.planning.conflict.documents import (
+    DocumentChange,
     above,
     key_of,
+    merge_documents,
+    same_group,
 )
-from zarr_manifests.planning.conflict.documents import DocumentChange, merge_documents, same_group
 from zarr_manifests.planning.tables.merge import (
     agree,
     agree_by_place,
@@ -107,7 +111,7 @@ class _Pair:
     def found(
         self,
         kind: ConflictKind,
-        component: Component,
+        component: str,
         reason: str,
         rows: IndexArray | None = None,
     ) -> Conflict:
@@ -317,20 +321,9 @@ def _appended(pair: _Pair, differ: IndexArray) -> str | None:
     )
 
 
-def _cut_mine(pair: _Pair) -> Iterator[_Found]:
-    """A chunk of mine is outside the array as they left it."""
-    yield from _cut_off(pair, pair.mine, pair.theirs, "cut off by a commit that came first")
-
-
-def _cut_theirs(pair: _Pair) -> Iterator[_Found]:
-    """A chunk of theirs is outside the array as I leave it."""
-    reason = "a chunk that this would cut off was written by a commit that came first"
-    yield from _cut_off(pair, pair.theirs, pair.mine, reason)
-
-
-def _cut_off(
-    pair: _Pair, writer: NodeChange, shrinker: NodeChange, reason: str
-) -> Iterator[_Found]:
+def _cut_off(pair: _Pair, *, mine: bool) -> Iterator[_Found]:
+    """A chunk of mine, or else of theirs, is outside the array as the other side left it."""
+    writer, shrinker = (pair.mine, pair.theirs) if mine else (pair.theirs, pair.mine)
     if writer.chunks is None:
         return
     coords = writer.chunks.coords()
@@ -340,7 +333,9 @@ def _cut_off(
     if shrinker.after is not None and shrinker.after.array is not None:
         lost |= ~inside(coords, shrinker.after.array.grid.hi)
     if lost.any():
-        component = Component.CHUNKS if writer is pair.mine else Component.SHRINK
+        component = Component.CHUNKS if mine else Component.SHRINK
+        what = "cut off" if mine else "a chunk that this would cut off was written"
+        reason = f"{what} by a commit that came first"
         yield _Found(pair.found(ConflictKind.SHAPE, component, reason, coords[lost]))
 
 
@@ -513,9 +508,9 @@ _NEVER: Final = {
 CELLS: dict[tuple[Component, Component], _Rule] = {
     **{(mine, other): _never(mine, other) for mine, others in _NEVER.items() for other in others},
     (_C, _C): _same_chunks,
-    (_C, _S): _cut_mine,
+    (_C, _S): partial(_cut_off, mine=True),
     (_G, _G): _both_grow,
-    (_S, _C): _cut_theirs,
+    (_S, _C): partial(_cut_off, mine=False),
     (_S, _S): _both_shrink,
     (_A, _A): _same_attributes,
     (_D, _C): _never(_D, _C, policy=True),
@@ -547,12 +542,10 @@ def _read_conflicts(mine: Changes, theirs: Changes, reads: Reads, listed: int) -
             coords = coords[reads.at(node_id, coords)]
             if len(coords):
                 reason = "read here, and written by a commit that came first"
-                yield _Found(
-                    replace(pair.found(ConflictKind.READ, _C, reason, coords), component="read")
-                )
+                yield _Found(pair.found(ConflictKind.READ, "read", reason, coords))
         if change.cut is not None and reads.beyond(node_id, change.cut):
             reason = "chunks that were read were cut off by a commit that came first"
-            yield _Found(replace(pair.found(ConflictKind.READ, _C, reason), component="read"))
+            yield _Found(pair.found(ConflictKind.READ, "read", reason))
     for _, change in theirs:
         paths = {node.path for node in (change.before, change.after) if node is not None}
         if change.documents == DocumentChange() and change.taken is change.left is None:

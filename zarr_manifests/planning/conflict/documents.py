@@ -51,6 +51,9 @@ STRUCTURAL: Final = frozenset(
 type TakeMine = Callable[[str], bool]
 """Whether the first side's value of an attribute wins if both sides have changed it."""
 
+type _Name = tuple[str, ...]
+"""Of a field, or of an attribute."""
+
 _GONE: Final = object()
 
 
@@ -85,30 +88,23 @@ class DocumentChange:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """A node's documents, split into parts."""
-
-    shape: Coords
-    attributes: Mapping[str, Any]
-    structure: str
-
-
 def compare_documents(before: Node, after: Node) -> DocumentChange:
     """Return how the documents of `after` differ from those of `before`."""
     if before.documents == after.documents:
         return DocumentChange()
-    was, now = _parts(before), _parts(after)
-    if len(was.shape) != len(now.shape):
+    was, now = (node.array.shape if node.array else () for node in (before, after))
+    if len(was) != len(now):
         return DocumentChange(structure=True)
-    axes = list(enumerate(zip(was.shape, now.shape, strict=True)))
-    attributes = _changed(was.attributes, now.attributes)
+    changed = _changed(_flat(before), _flat(after))
+    if before.array is not None:
+        changed.pop(("shape",), None)
+    attributes = {key[1]: value for key, value in changed.items() if len(key) > 1}
     meaning = {key for key in attributes if before.array is not None and key in STRUCTURAL}
     return DocumentChange(
-        frozenset(axis for axis, (a, b) in axes if b > a),
-        any(b < a for _, (a, b) in axes),
+        frozenset(axis for axis, (a, b) in enumerate(zip(was, now, strict=True)) if b > a),
+        any(b < a for a, b in zip(was, now, strict=True)),
         {key: value for key, value in attributes.items() if key not in meaning},
-        was.structure != now.structure or bool(meaning),
+        len(changed) > len(attributes) or bool(meaning),
     )
 
 
@@ -188,10 +184,10 @@ def _merged_attributes(
     return merged
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str | None]:
+def _changed[K](before: Mapping[K, Any], after: Mapping[K, Any]) -> dict[K, Any]:
     """Changed keys with their values as JSON, in which true differs from 1 and NaN equals NaN."""
-    found: dict[str, str | None] = {}
-    for key in (*before, *(after.keys() - before.keys())):
+    found: dict[K, Any] = {}
+    for key in (*before, *(key for key in after if key not in before)):
         was, now = before.get(key, _GONE), after.get(key, _GONE)
         if now is _GONE:
             found[key] = None
@@ -200,24 +196,20 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, s
     return found
 
 
-def _parts(node: Node) -> _Parts:
-    rest: dict[str, Any] = {}
-    attributes: Mapping[str, Any] = {}
-    for name, document in node.documents.items():
-        found: Any = _object(document)
-        if name == V2_ATTRIBUTES:
-            if isinstance(found, dict):
-                attributes = found
-            else:
-                rest[name] = document.hex()
-            continue
-        held = found.get("attributes", {}) if name == V3_DOCUMENT else None
-        keys = {"shape"} if node.kind is NodeKind.ARRAY else set()
-        if isinstance(held, dict):
-            attributes = held
-            keys.add("attributes")
-        rest[name] = {key: value for key, value in found.items() if key not in keys}
-    return _Parts(node.array.shape if node.array else (), attributes, _canonical(rest))
+def _flat(node: Node) -> dict[_Name, Any]:
+    """The fields of a node's documents; attributes one by one, if they are an object."""
+    fields: dict[str, Any] = {}
+    for name, data in node.documents.items():
+        found = _object(data)
+        if name == V2_ATTRIBUTES:  # which may be anything
+            text = data.decode(errors="backslashreplace")
+            found = {"attributes": found if isinstance(found, dict) else text}
+        fields |= found
+    flat: dict[_Name, Any] = {(name,): value for name, value in fields.items()}
+    if isinstance(attributes := fields.get("attributes"), dict):
+        del flat["attributes",]
+        flat |= {("attributes", name): value for name, value in attributes.items()}
+    return flat
 
 
 def _object(document: bytes | None) -> Any:
@@ -254,18 +246,6 @@ type Fields = Mapping[str, tuple[Any, Any]]
 """By name, what a field was and what it is; None where it is not. Attributes are `attributes.x`."""
 
 
-def fields_of_documents(node: Node) -> dict[str, Any]:
-    """The fields of a group's or an array's documents; the attributes are one of them."""
-    found: dict[str, Any] = {}
-    for name, data in node.documents.items():
-        try:
-            fields = json.loads(data)
-        except (ValueError, RecursionError):  # those of format 2 may be anything
-            fields = data.decode(errors="replace")
-        found |= {"attributes": fields} if name == V2_ATTRIBUTES else fields
-    return found
-
-
 def field_changes(old: Node, new: Node) -> Fields:
     """The fields that differ between two states of a node.
 
@@ -279,17 +259,8 @@ def field_changes(old: Node, new: Node) -> Fields:
     >>> field_changes(group(b'{"units": "K"}'), group(b'{"units": "degC", "x": 1}'))
     {'attributes.units': ('K', 'degC'), 'attributes.x': (None, 1)}
     """
-    was, now = (_flat(fields_of_documents(node)) for node in (old, new))
-    names = [*was, *(name for name in now if name not in was)]
-    return {n: (was.get(n), now.get(n)) for n in names if was.get(n) != now.get(n)}
-
-
-def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    attributes = fields.get("attributes")
-    if not isinstance(attributes, dict):
-        return dict(fields)
-    rest = {name: value for name, value in fields.items() if name != "attributes"}
-    return rest | {f"attributes.{name}": value for name, value in attributes.items()}
+    was, now = _flat(old), _flat(new)
+    return {".".join(key): (was.get(key), now.get(key)) for key in _changed(was, now)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,15 +371,26 @@ def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> Iterator[tu
     for path, node in result.items():
         if node.kind is NodeKind.OPAQUE:
             continue
-        above = path.rpartition("/")[0]
-        if path and path not in changes and above in gone and above not in result:
+        parent = path.rpartition("/")[0]
+        if path and path not in changes and parent in gone and parent not in result:
             yield path, "it would be in a group that no longer exists"
-        if path in changes and above and above not in result:
+        if path in changes and parent and parent not in result:
             yield path, "its group is not here"
-        parts = path.split("/")
-        for end in range(len(parts) if path else 0):
-            top = "/".join(parts[:end])
+        for top in above(path):
             array = result.get(top)
             new = path in changes or top in changes
             if new and array is not None and array.kind is NodeKind.ARRAY:
                 yield path, f"it would lie below the array {absolute(top)}"
+
+
+def key_of(path: str) -> str:
+    """Return the Zarr key at a node's path; an opaque entry's path has a slash before its key."""
+    return path.removeprefix("/")
+
+
+def above(path: str) -> Iterator[str]:
+    """The parent paths of a path, nearest first; the root's (empty) comes last."""
+    path = key_of(path)
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
