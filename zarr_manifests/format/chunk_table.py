@@ -257,15 +257,13 @@ class ChunkTable:
         row = self.row_of(coords)
         return None if row is None else self.ref(row)
 
-    def refs_between(self, start: int, stop: int) -> list[tuple[Coords, NativeRef | VirtualRef]]:
-        """Coordinates and refs of the native and virtual rows from `start` to before `stop`.
+    def stored_refs(self) -> list[tuple[Coords, NativeRef | VirtualRef]]:
+        """Coordinates and refs of all native and virtual rows.
 
         Takes a quarter of the time of calling `ref` for each row.
         """
-        stop = min(stop, len(self))
-        index = np.arange(start, stop) if self.index is None else self.index[start:stop]
-        coords = map(tuple, self.box.unravel(index).tolist())
-        columns = (getattr(self, name)[start:stop].tolist() for name in COLUMNS)
+        coords = map(tuple, self.coords().tolist())
+        columns = (column.tolist() for column in self.columns().values())
         found: list[tuple[Coords, NativeRef | VirtualRef]] = []
         rows = zip(coords, *columns, strict=True)
         for where, kind, source, number, offset, length, crc in rows:

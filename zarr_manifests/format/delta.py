@@ -27,12 +27,12 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, check_texts
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.records import NUMBERS, MetadataObject, Stored, binary, maps, within
+from zarr_manifests.format.records import NUMBERS, MetadataObject, Stored, binary, maps, rows
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import NODE_ID_BYTES
 
 COMMIT_ID_BYTES = 16
-_NODES: Final = within(Node)
+_NODES: Final = rows(Node)
 _TABLES: Final = Stored(Manifest.parse, Manifest.pack)
 
 

@@ -38,7 +38,8 @@ from zarr_manifests.format.records import (
     Stored,
     binary,
     inner,
-    within,
+    pointer,
+    rows,
 )
 from zarr_manifests.ids import are_snapshot_ids, snapshot_id_of, snapshot_key
 
@@ -383,19 +384,13 @@ class HistoryPageRef:
         return [self.blob.bare().pack(), SnapshotPointer.of(self.newest), self.count, self.level]
 
     @classmethod
-    def parse_all(cls, fields: Fields, name: str) -> tuple[HistoryPageRef, ...]:
-        """From the field of that name, a list of what `pack` made."""
-        found = []
-        for value in fields.items(name):
-            match value:
-                case [dict(blob), newest, int(count), int(level)]:
-                    ref = BlobRef.parse(Fields(blob, f"{fields.where}.{name}"))
-                    found.append(cls(ref, SnapshotPointer.parse(newest).ref, count, level))
-                case _:
-                    raise CorruptObjectError(
-                        f"{fields.where}.{name}: expected pointer, newest snapshot, count and level"
-                    )
-        return tuple(found)
+    def parse(cls, value: Any, where: str) -> HistoryPageRef:
+        """From a list that `pack` made."""
+        match value:
+            case [dict(blob), newest, int(count), int(level)]:
+                newest_ref = SnapshotPointer.parse(newest).ref
+                return cls(pointer(blob, where), newest_ref, count, level)
+        raise CorruptObjectError(f"{where}: expected pointer, newest snapshot, count and level")
 
     def check(self, page: HistoryPage) -> None:
         """Raise if the page covers other snapshots than this pointer says.
@@ -409,7 +404,7 @@ class HistoryPageRef:
             raise CorruptObjectError(f"{self.blob.key} covers other snapshots than it should")
 
 
-_PAGES: Final = within(HistoryPageRef)
+_PAGES: Final = rows(HistoryPageRef)
 
 
 def _recent(fields: Fields, name: str) -> tuple[bytes, ...]:

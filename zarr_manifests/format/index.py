@@ -21,11 +21,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, is_sound
-from zarr_manifests.format.records import POINTERS, BlobRef, MetadataObject, pointer, rows
+from zarr_manifests.format.records import POINTERS, BlobRef, MetadataObject, box_of, pointer, rows
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
@@ -129,26 +129,17 @@ class Bitmap:
         return [self.box.lo, self.box.hi, self.count, self.bits, index]
 
     @classmethod
-    def parse(cls, value: Any) -> Bitmap:
+    def parse(cls, value: Any, where: str) -> Bitmap:
         """From a list that `pack` made."""
         match value:
             case [list(lo), list(hi), int(count), bytes() | None as bits, index] if count >= 0:
-                box, column = _box(lo, hi), None
+                box, column = box_of(lo, hi, where), None
                 if index is not None:
                     if count > MAX_ROWS:
-                        raise CorruptObjectError("index.bitmaps: more chunks than a leaf can have")
+                        raise CorruptObjectError(f"{where}: more chunks than a leaf can have")
                     column = decode_column(index, count)
                 return cls(box, count, bits, column)
-        raise CorruptObjectError("index.bitmaps: expected box, count and bits")
-
-
-def _box(lo: list[Any], hi: list[Any]) -> Box:
-    if not all(type(n) is int for n in (*lo, *hi)):
-        raise CorruptObjectError("index: expected a box of integers")
-    try:
-        return Box(tuple(lo), tuple(hi))
-    except InvalidArgumentError as error:
-        raise CorruptObjectError(f"index: {error}") from error
+        raise CorruptObjectError(f"{where}: expected box, count and bits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +259,7 @@ class IndexDirectory(MetadataObject):
                     int(blob),
                     int(position),
                 ] if len(node) == NODE_ID_BYTES and 0 <= blob < len(blobs):
-                    box = _box(lo, hi)
+                    box = box_of(lo, hi, "index.entries")
                     entry = IndexEntry(node, box, key, crc, count, stored, blobs[blob], position)
                     entries[entry.name] = entry
                 case _:

@@ -30,7 +30,15 @@ from zarr_manifests.format.envelope import (
     refusing,
     unpack,
 )
-from zarr_manifests.format.records import COPIED, NUMBERS, BlobRef, Record, Stored, within
+from zarr_manifests.format.records import (
+    COPIED,
+    NUMBERS,
+    BlobRef,
+    Record,
+    Stored,
+    box_of,
+    rows,
+)
 from zarr_manifests.format.stretches import (
     STRETCH_BYTES,
     SplitTable,
@@ -48,7 +56,6 @@ _WHOLE_BYTES: Final = 256 * 1024
 _MUCH_SMALLER: Final = 4
 """Small tables may compress so well that the manifest is small after all."""
 _MOST_STRETCHES: Final = 1 << 20
-_INTEGER: Final = frozenset({int})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +80,9 @@ class Part:
     def parse(cls, value: Any, where: str) -> Part:
         """From a list that `pack` made."""
         match value:
-            case [bytes(node_id), list(lo), list(hi), int(count)] if {
-                *map(type, lo),
-                *map(type, hi),
-            } <= _INTEGER:
-                return cls(node_id, Box(tuple(lo), tuple(hi)), count)
+            case [bytes(node_id), list(lo), list(hi), int(count)]:
+                return cls(node_id, box_of(lo, hi, where), count)
         raise CorruptObjectError(f"{where}: expected node, box and count")
-
-    @classmethod
-    def parse_all(cls, fields: Fields, name: str) -> tuple[Part, ...]:
-        """The parts in the field of that name."""
-        where = f"{fields.where}.{name}"
-        return tuple(cls.parse(value, where) for value in fields.items(name))
 
 
 def by_node[T](items: Iterable[tuple[Part, T]]) -> dict[bytes, list[T]]:
@@ -128,7 +126,7 @@ class ManifestRef(Record):
 
     _FIELDS = (
         ("blob", "blob", COPIED),
-        ("parts", "parts", within(Part)),
+        ("parts", "parts", rows(Part)),
         ("merged", "merged", NUMBERS.left_out()),
         ("set", "packed_for", Stored(_set).left_out()),
     )

@@ -34,9 +34,10 @@ from zarr_manifests.format.records import (
     BlobRef,
     MetadataObject,
     Stored,
+    box_of,
     maps,
+    pointer,
     rows,
-    within,
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import NODE_ID_BYTES
@@ -235,12 +236,6 @@ class Node:
                 return cls(path, node_id, _KINDS[kind], documents)
         raise CorruptObjectError(f"{where}: expected path, id, kind and documents")
 
-    @classmethod
-    def parse_all(cls, fields: Fields, name: str) -> tuple[Node, ...]:
-        """The nodes in the field of that name."""
-        where = f"{fields.where}.{name}"
-        return tuple(cls.parse(value, where) for value in fields.items(name))
-
 
 @dataclass(frozen=True, slots=True)
 class NodePage:
@@ -305,16 +300,15 @@ class NodePage:
         ]
 
     @classmethod
-    def parse(cls, value: Any) -> NodePage:
+    def parse(cls, value: Any, where: str) -> NodePage:
         """From a list that `pack` made."""
         match value:
             case [blob, str(first), str(last), int(nodes), int(leaves), int(orphans)] if (
                 orphans in (0, 1)
             ):
-                ref = BlobRef.parse(Fields(blob, "base.pages"))
-                return cls(ref, first, last, nodes, leaves, bool(orphans))
+                return cls(pointer(blob, where), first, last, nodes, leaves, bool(orphans))
         raise CorruptObjectError(
-            "base.pages: expected pointer, first and last path, numbers of nodes and leaves, and "
+            f"{where}: expected pointer, first and last path, numbers of nodes and leaves, and "
             "whether there are orphans"
         )
 
@@ -375,15 +369,14 @@ class LeafPage:
         return [self.blob.pack(), self.node_id, self.leaves, box.lo, box.hi, *self.merged]
 
     @classmethod
-    def parse(cls, value: Any) -> LeafPage:
+    def parse(cls, value: Any, where: str) -> LeafPage:
         """From a list that `pack` made."""
         match value:
             case [blob, bytes(node), int(n), list(lo), list(hi), int(oldest), int(newest)]:
-                check_numbers("base.leaf_pages", *lo, *hi)
-                ref = BlobRef.parse(Fields(blob, "base.leaf_pages"))
-                return cls(ref, node, n, Box(tuple(lo), tuple(hi)), (oldest, newest))
+                box = box_of(lo, hi, where)
+                return cls(pointer(blob, where), node, n, box, (oldest, newest))
         raise CorruptObjectError(
-            "base.leaf_pages: expected pointer, node, number of leaves, box, and the oldest and "
+            f"{where}: expected pointer, node, number of leaves, box, and the oldest and "
             "newest sequence they are merged to"
         )
 
@@ -423,7 +416,7 @@ class Base(MetadataObject):
 
     _KIND = ObjectKind.BASE
     _FIELDS = (
-        ("nodes", "nodes", within(Node)),
+        ("nodes", "nodes", rows(Node)),
         ("manifests", "manifests", maps(ManifestRef)),
         ("sequence", "sequence", NUMBER),
         ("counts", "counts", COUNTS),

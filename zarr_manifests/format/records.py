@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.envelope import Fields, ObjectKind, crc_of, decode, encode
+from zarr_manifests.format.envelope import Fields, ObjectKind, are, crc_of, decode, encode
+from zarr_manifests.grid import Box
 from zarr_manifests.ids import session_of
 
 PARENT_COPY_BYTES: Final = 8 * 1024
@@ -90,10 +91,7 @@ class BlobRef:
     @classmethod
     def parse_required(cls, fields: Fields, name: str) -> BlobRef:
         """The pointer in the field of that name; raises if absent."""
-        ref = cls.parse_optional(fields, name)
-        if ref is None:
-            raise CorruptObjectError(f"{fields.where}.{name}: expected a pointer, found nothing")
-        return ref
+        return cls.parse(Fields(fields.value.get(name), f"{fields.where}.{name}"))
 
 
 def with_copies(
@@ -166,17 +164,17 @@ def binary(length: int | None = None) -> Stored:
 
 def maps(kind: Any) -> Stored:
     """A list of maps that `kind` packs and parses."""
-    return Stored(lambda fields, name: tuple(map(kind.parse, fields.maps(name))), _packed)
+    return Stored(lambda fields, name: tuple(map(kind.parse, fields.maps(name))), packed)
 
 
 def rows(kind: Any) -> Stored:
-    """A list of lists that `kind` packs and parses."""
-    return Stored(lambda fields, name: tuple(map(kind.parse, fields.items(name))), _packed)
+    """A list of lists that `kind` packs, and parses given where they are, for error messages."""
 
+    def parse(fields: Fields, name: str) -> Any:
+        where = f"{fields.where}.{name}"
+        return tuple([kind.parse(value, where) for value in fields.items(name)])
 
-def within(kind: Any) -> Stored:
-    """Several values that `kind` packs, and parses given the map and the name of the field."""
-    return Stored(kind.parse_all, _packed)
+    return Stored(parse, packed)
 
 
 def inner(kind: Any, absent: Callable[[], Any] = lambda: None) -> Stored:
@@ -208,8 +206,16 @@ def pointer(value: object, where: str) -> BlobRef:
 POINTERS: Final = by_name(pointer, POINTER.pack)
 
 
-def _packed(values: Any) -> list[Any]:
+def packed(values: Any) -> list[Any]:
+    """Values for msgpack."""
     return [value.pack() for value in values]
+
+
+def box_of(lo: list[Any], hi: list[Any], where: str) -> Box:
+    """The box with these bounds."""
+    if not are(int, (*lo, *hi)):
+        raise CorruptObjectError(f"{where}: expected a box of integers")
+    return Box(tuple(lo), tuple(hi))
 
 
 class Record:

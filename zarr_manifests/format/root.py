@@ -61,6 +61,7 @@ from zarr_manifests.format.records import (
     binary,
     by_name,
     maps,
+    packed,
     pointer,
     rows,
     with_copies,
@@ -204,12 +205,12 @@ class PageRef:
         return [self.first, self.blob.bare().pack(), self.count]
 
     @classmethod
-    def parse(cls, value: Any) -> PageRef:
+    def parse(cls, value: Any, where: str) -> PageRef:
         """From a list that `pack` made."""
         match value:
             case [str(first), dict(blob), int(count)]:
-                return cls(first, BlobRef.parse(Fields(blob, "root.pages")), count)
-        raise CorruptObjectError("root.pages: expected first name, pointer and count")
+                return cls(first, pointer(blob, where), count)
+        raise CorruptObjectError(f"{where}: expected first name, pointer and count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +240,12 @@ class Lease:
         return [self.lease_id, self.session, self.snapshot, self.expires_ms, self.owner]
 
     @classmethod
-    def parse(cls, value: Any) -> Lease:
+    def parse(cls, value: Any, where: str) -> Lease:
         """From a list that `pack` made."""
         match value:
             case [bytes(lease), str(session), str(snapshot), int(expires), str(owner)]:
                 return cls(lease, session, snapshot, expires, owner)
-        raise CorruptObjectError("root.leases: expected id, session, snapshot, expiry and owner")
+        raise CorruptObjectError(f"{where}: expected id, session, snapshot, expiry and owner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,12 +266,12 @@ class PendingDeletion:
         return [self.newest.bare().pack(), self.count]
 
     @classmethod
-    def parse(cls, value: Any) -> PendingDeletion:
+    def parse(cls, value: Any, where: str) -> PendingDeletion:
         """From a list that `pack` made."""
         match value:
             case [dict(newest), int(count)]:
-                return cls(BlobRef.parse(Fields(newest, "pending")), count)
-        raise CorruptObjectError("pending: expected a snapshot's pointer and a count")
+                return cls(pointer(newest, where), count)
+        raise CorruptObjectError(f"{where}: expected a snapshot's pointer and a count")
 
 
 def shortened(by: str) -> str:
@@ -314,13 +315,13 @@ class LogEntry:
         return [*packed, self.by] if self.by else packed
 
     @classmethod
-    def parse(cls, value: Any) -> LogEntry:
+    def parse(cls, value: Any, where: str) -> LogEntry:
         """From a list that `pack` made; cached, since successive roots share most entries."""
         try:
             return _log_entry(*value)
         except TypeError as error:
             raise CorruptObjectError(
-                "root.log: expected version, time, operation, ref, snapshot, id and an optional "
+                f"{where}: expected version, time, operation, ref, snapshot, id and an optional "
                 "author"
             ) from error
 
@@ -336,18 +337,7 @@ def _log_entry(*value: Any) -> LogEntry:
 _NO_CONFIG: Final = Config()
 
 
-class _Said:
-    """The last configuration written, as a map: most roots have the same."""
-
-    last: tuple[Config, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
-
-
-def _as_dict(config: Config) -> dict[str, Any]:
-    known, said = _Said.last
-    if config is not known:
-        said = config.to_dict()
-        _Said.last = config, said
-    return said
+_as_dict: Final = lru_cache(maxsize=32)(Config.to_dict)  # most roots have the same configuration
 
 
 @lru_cache(maxsize=32)
@@ -387,17 +377,11 @@ def _checked_features(features: tuple[Any, ...]) -> tuple[str, ...]:
 
 def _parse_pages(fields: Fields, name: str) -> dict[str, tuple[PageRef, ...]]:
     sections = Fields(fields.table(name), f"{fields.where}.{name}")
-    return {
-        section: tuple(map(PageRef.parse, sections.items(section))) for section in sections.value
-    }
+    return {section: rows(PageRef).parse(sections, section) for section in sections.value}
 
 
 def _pack_pages(pages: Mapping[str, tuple[PageRef, ...]]) -> dict[str, Any]:
-    return {
-        section: [page.pack() for page in pages[section]]
-        for section in sorted(pages)
-        if pages[section]
-    }
+    return {section: packed(pages[section]) for section in sorted(pages) if pages[section]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,7 +598,7 @@ class Page(MetadataObject):
     _FIELDS = (
         ("branches", "branches", by_name(parse_branch, Branch.pack)),
         ("tags", "tags", by_name(_tag, OPTIONAL_POINTER.pack)),
-        ("leases", "leases", by_name(lambda value, _: Lease.parse(value), Lease.pack)),
+        ("leases", "leases", by_name(Lease.parse, Lease.pack)),
         ("pending", "pending", rows(PendingDeletion).left_out()),
     )
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
@@ -26,7 +27,6 @@ from zarr_manifests.format.envelope import (
     ObjectKind,
     check_numbers,
     check_texts,
-    decode,
     unpack,
 )
 from zarr_manifests.format.history_pages import History, HistoryEntry, SnapshotPointer
@@ -51,8 +51,9 @@ from zarr_manifests.format.records import (
     decoded,
     inner,
     maps,
+    packed,
+    rows,
     with_copies,
-    within,
 )
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 
@@ -139,7 +140,7 @@ class DeltaEntry(Record):
         ("last", "last", NUMBER),
         ("nodes", "changes_nodes", FLAG),
         ("coordinates", "coordinates", FLAG),
-        ("embedded", "embedded", within(Part)),
+        ("embedded", "embedded", rows(Part)),
         ("manifests", "manifests", maps(ManifestRef)),
         ("counts", "counts", COUNTS),
         ("zones", "zones", OPTIONAL_POINTER.left_out()),
@@ -199,27 +200,14 @@ class DeltaEntry(Record):
         """Whether opening the snapshot or reading its coordinates needs the delta."""
         return self.changes_nodes or self.coordinates
 
-    @classmethod
-    def parse_all(cls, fields: Fields, name: str) -> tuple[DeltaEntry, ...]:
-        """From the field of that name, a list of maps that `pack` made, still packed.
 
-        Parsed entries are cached: a snapshot lists its parent's entries and one more.
-        """
-        found = []
-        for i, raw in enumerate(fields.items(name)):
-            entry = _PARSED.get(raw)
-            if entry is None:
-                entry = cls.parse(Fields(unpack(raw), f"{fields.where}.{name}[{i}]"))
-                if len(_PARSED) >= _MOST_PARSED:
-                    _PARSED.clear()
-                _PARSED[raw] = entry
-            found.append(entry)
-        return tuple(found)
+@lru_cache(maxsize=1024)
+def parsed_entry(data: bytes) -> DeltaEntry:
+    """The entry in its packed bytes; cached, as a snapshot lists its parent's and one more."""
+    return DeltaEntry.parse(Fields(unpack(data), "snapshot.deltas"))
 
 
-_MOST_PARSED: Final = 1024
-_PARSED: dict[bytes, DeltaEntry] = {}
-"""Entries by their packed bytes."""
+_ENTRIES: Final = Stored(lambda fields, name: tuple(map(parsed_entry, fields.items(name))), packed)
 
 
 def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, ...]]]:
@@ -344,7 +332,7 @@ class Snapshot(MetadataObject):
         ("metadata", "metadata", TABLE),
         ("at_ms", "written_ms", NUMBER),
         ("base", "base", OPTIONAL_POINTER),
-        ("deltas", "deltas", within(DeltaEntry)),
+        ("deltas", "deltas", _ENTRIES),
         ("log", "log", POINTER),
         ("totals", "totals", COUNTERS),
         ("marks", "marks", COUNTERS),
@@ -467,7 +455,7 @@ class Snapshot(MetadataObject):
 
 
 @dataclass(frozen=True, slots=True)
-class Ancestor:
+class Ancestor(MetadataObject):
     """The parent and time of a snapshot, decoded in a fraction of the time.
 
     Parameters
@@ -481,12 +469,9 @@ class Ancestor:
     parent: BlobRef | None
     written_ms: int
 
-    @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> Ancestor:
-        """Decode the parent and time of a snapshot."""
-        pointer: Any = {"crc": ref.crc32c, "length": ref.length}
-        return decode(data, ObjectKind.SNAPSHOT, cls._parse, ref.key, **pointer, packed="deltas")
-
-    @classmethod
-    def _parse(cls, fields: Fields) -> Ancestor:
-        return cls(BlobRef.parse_optional(fields, "parent"), fields.number("at_ms", MAX_MS))
+    _KIND = ObjectKind.SNAPSHOT
+    _PACKED = "deltas"
+    _FIELDS = (
+        ("parent", "parent", OPTIONAL_POINTER),
+        ("at_ms", "written_ms", Stored(lambda fields, name: fields.number(name, MAX_MS))),
+    )

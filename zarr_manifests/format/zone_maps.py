@@ -35,7 +35,7 @@ from zarr_manifests.format.envelope import (
     pack,
     unpack,
 )
-from zarr_manifests.format.records import BlobRef, MetadataObject, Stored
+from zarr_manifests.format.records import BlobRef, MetadataObject, Stored, box_of
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
@@ -494,8 +494,8 @@ class ZonePages(MetadataObject):
                     bool(complete),
                     int(blob),
                     int(position),
-                ] if 0 <= blob < len(blobs) and all(type(n) is int for n in (*lo, *hi)):
-                    box, name = Box(tuple(lo), tuple(hi)), None if leaf is None else tuple(leaf)
+                ] if 0 <= blob < len(blobs):
+                    box, name = box_of(lo, hi, "zones.pages"), None if leaf is None else tuple(leaf)
                     pages.append(ZonePage(box, name, count, complete, blobs[blob], position))
                 case _:
                     raise CorruptObjectError("zone-pages.pages: expected box, leaf and counts")

@@ -299,7 +299,7 @@ class SnapshotView(SnapshotTables):
             return None
         except CorruptObjectError:  # who reads a chunk that needs the table gets the error
             return []
-        return [] if found is None else found.refs_between(0, len(found))
+        return [] if found is None else found.stored_refs()
 
     def knows(self, node_id: bytes, coords: Coords) -> bool:
         """Whether `lookup` of the chunk finds everything in memory and decoded."""
