@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from zarr_manifests.config import Config
+from zarr_manifests.format.manifest import Part
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import ArrayFacts
 from zarr_manifests.planning.layout.sets import ManifestPlan, plan_manifests
-from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
+from zarr_manifests.planning.layout.splitting import cut, layout_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +90,11 @@ def planned(
         facts.append(ArrayFacts(path.encode().ljust(12, b"\0"), path, shape, 0, names))
         refs = facts[-1].metadata_chunks
         facts[-1] = ArrayFacts(path.encode().ljust(12, b"\0"), path, shape, refs, names)
-    leaves = [leaf for of in facts for leaf in expected_leaves(layout_of(config, of), of)]
+    leaves = []
+    for of in facts:
+        grid = Box((0,) * len(of.grid_shape), of.grid_shape)
+        cuts = cut(grid.unravel(np.arange(grid.size)), layout_of(config, of))
+        leaves += [Part(of.node_id, leaf.box, len(leaf.rows)) for leaf in cuts]
     return facts, plan_manifests(config, {of.node_id: of for of in facts}, leaves)
 
 

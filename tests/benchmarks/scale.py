@@ -29,13 +29,14 @@ from zarr_manifests.engine.compact.base_writing import encoded_base
 from zarr_manifests.engine.compact.presence_index import index_leaves
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.format.index import Bitmap, IndexDirectory
-from zarr_manifests.format.manifest import ManifestRef
+from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Count
 from zarr_manifests.format.records import BlobRef
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import ArrayFacts
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.layout.sets import plan_manifests
-from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
+from zarr_manifests.planning.layout.splitting import layout_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
@@ -228,7 +229,12 @@ def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> La
     node = view.nodes["v"]
     config = workspace.context.config.chunk_manifests
     facts = ArrayFacts(node.node_id, "/v", (chunks // TILES, 10, 10), chunks)
-    leaves = expected_leaves(layout_of(config, facts), facts)
+    rows = layout_of(config, facts).cell[0]
+    boxes = [
+        Box((at, 0, 0), (min(at + rows, chunks // TILES), 10, 10))
+        for at in range(0, chunks // TILES, rows)
+    ]
+    leaves = [Part(node.node_id, box, box.size) for box in boxes]
     keys = SessionKeys(1, SYSTEM)
     rng = np.random.default_rng(1)
     spread = float(np.std(sample.manifests) / np.mean(sample.manifests))

@@ -58,22 +58,10 @@ class Axis:
         Positions in a chunk, at least 1.
     runs : int64[n, 2]
         Half-open runs of selected positions, ascending, with gaps in between.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the chunk is empty, or the runs are negative, empty, out of order or touch.
     """
 
     chunk: int
     runs: IndexArray
-
-    def __post_init__(self) -> None:
-        edges = self.runs.reshape(-1)
-        if self.chunk < 1 or self.runs.shape[1:] != (2,):
-            raise InvalidArgumentError(f"not an axis: chunks of {self.chunk}, runs {self.runs}")
-        if edges.size and (edges[0] < 0 or bool((np.diff(edges) <= 0).any())):
-            raise InvalidArgumentError(f"not ascending runs apart from each other: {self.runs}")
 
     @property
     def size(self) -> int:

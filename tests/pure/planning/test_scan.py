@@ -6,11 +6,9 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan, runs_of
 
@@ -120,12 +118,3 @@ def test_boxes_are_cut_where_those_of_the_scan_are(
     assert sorted(cell for each in inside for cell in each) == sorted(wanted)
     assert scan.cells(scan.cut(boxes)).tolist() == [len(each) for each in inside]
     assert all(inside)
-
-
-@pytest.mark.parametrize(
-    ("chunk", "runs"),
-    [(0, [[0, 1]]), (1, [[2, 1]]), (1, [[-1, 1]]), (1, [[0, 2], [2, 3]]), (1, [[0, 1, 2]])],
-)
-def test_an_axis_cannot_be_wrong(chunk: int, runs: list[list[int]]) -> None:
-    with pytest.raises(InvalidArgumentError):
-        Axis(chunk, np.array(runs))

@@ -18,7 +18,7 @@ from zarr_manifests.format.records import BlobRef
 from zarr_manifests.planning.layout.closure import ArrayChange, close
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.sets import ManifestPlan, Overflow, explain, plan_manifests
-from zarr_manifests.planning.layout.splitting import expected_leaves, layout_of
+from zarr_manifests.planning.layout.splitting import cut, layout_of
 
 
 def key(number: int) -> str:
@@ -132,7 +132,7 @@ class Model:
 
     def apply(self, config: ChunkManifests, plan: ManifestPlan, base: BaseIndex) -> None:
         check_plan(config, plan, base)
-        kept = set(plan.kept(base))
+        kept = {ref.blob.key for ref in base} - plan.replaced
         self.refs = [ref for ref in self.refs if ref.blob.key in kept]
         for manifest in plan.manifests:
             self.written += 1
@@ -153,7 +153,7 @@ class Model:
 
 
 def check_plan(config: ChunkManifests, plan: ManifestPlan, base: BaseIndex) -> None:
-    kept = plan.kept(base)
+    kept = {ref.blob.key for ref in base} - plan.replaced
     for one in config.sets:
         new = [m for m in plan.manifests if m.set_name == one.name]
         stay = sum(base.set_of(name) == one.name for name in kept)
@@ -283,7 +283,11 @@ def facts_of(**chunks: int) -> dict[bytes, ArrayFacts]:
 
 
 def full(config: ChunkManifests, facts: dict[bytes, ArrayFacts]) -> list[Part]:
-    return [p for of in facts.values() for p in expected_leaves(layout_of(config, of), of)]
+    return [
+        Part(of.node_id, leaf.box, len(leaf.rows))
+        for of in facts.values()
+        for leaf in cut(np.arange(of.metadata_chunks)[:, None], layout_of(config, of))
+    ]
 
 
 def test_explaining_a_base() -> None:

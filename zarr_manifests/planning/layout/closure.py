@@ -341,12 +341,8 @@ def _clusters(pieces: Mapping[int, Group], sharing: _Joined) -> tuple[Group, ...
     """The pieces as groups of those that share sets, smallest first."""
     found: dict[int, list[Group]] = {}
     for number, piece in pieces.items():
-        found.setdefault(sharing.root(number), []).append(_indivisible(piece))
+        found.setdefault(sharing.root(number), []).append(replace(piece, pieces=()))
     return tuple(sorted(map(Group.of, found.values()), key=_group_order))
-
-
-def _indivisible(group: Group) -> Group:
-    return replace(group, pieces=()) if group.pieces else group
 
 
 class _Gathering:
@@ -376,13 +372,7 @@ class _Gathering:
                 self.manifest(number)
         if not len(change.coords):
             return
-        if not base.refs(node_id):
-            self._new_chunks(node_id, change.coords, np.arange(len(change.coords)))
-            return
         at = base.locate(node_id, change.coords)
-        if at[0] >= 0 and (at == at[0]).all():
-            self._add(self.manifest(int(at[0])), node_id, np.arange(len(at)))
-            return
         order = np.argsort(at, kind="stable")
         numbers, starts = np.unique(at[order], return_index=True)
         for number, rows in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
@@ -421,10 +411,12 @@ class _Gathering:
         for member, added in self._rows.items() if limited else ():
             for node_id, _ in added:
                 if not self._base.refs(node_id):
-                    name = self._facts_set(node_id)
+                    of = self._facts[node_id]
+                    sizes = of.metadata_chunks, of.initialized_chunks
+                    name = self._config.set_for(of.path, *sizes)[0].name
                     if name in due:
                         due[name].append(member)
-                        new[name][node_id] = self._facts[node_id].initialized_chunks
+                        new[name][node_id] = of.initialized_chunks
         for one in limited:
             if reopen and new[one.name]:
                 due[one.name] += self._reopened(one, min(new[one.name].values()))
@@ -447,10 +439,6 @@ class _Gathering:
             one.arrays_per_manifest is not None and arrays >= one.arrays_per_manifest
         )
         return [] if full else [self.manifest(emptiest)]
-
-    def _facts_set(self, node_id: bytes) -> str:
-        of = self._facts[node_id]
-        return self._config.set_for(of.path, of.metadata_chunks, of.initialized_chunks)[0].name
 
     def bring_together(self) -> None:
         """Add all manifests of arrays that have to be in one manifest."""

@@ -39,11 +39,6 @@ class ArrayFacts:
         Number of its chunks that exist.
     dimension_names : tuple of str or None, or None
         Names of its axes.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the path is not absolute, a number is negative, or the number of names is wrong.
     """
 
     node_id: bytes
@@ -54,13 +49,6 @@ class ArrayFacts:
     metadata_chunks: int = field(init=False)
 
     def __post_init__(self) -> None:
-        names = self.dimension_names
-        if not self.path.startswith("/"):
-            raise InvalidArgumentError(f"not an absolute path: {self.path!r}")
-        if self.initialized_chunks < 0 or any(n < 0 for n in self.grid_shape):
-            raise InvalidArgumentError(f"{self.path}: a number of chunks is negative")
-        if names is not None and len(names) != len(self.grid_shape):
-            raise InvalidArgumentError(f"{self.path}: {len(names)} names for its axes")
         object.__setattr__(self, "metadata_chunks", math.prod(self.grid_shape))
 
     @property
@@ -176,10 +164,6 @@ class _NodeLeaves:
             return found
         if not coords.shape[1]:
             found[:] = 0
-            return found
-        around = Box.around_coords(coords)
-        if (around.lo >= self.lo[0]).all() and (around.hi <= self.hi[0]).all():
-            found[:] = 0  # the usual case of an array that is one leaf
             return found
         along = coords[:, self.axis]
         first = np.searchsorted(self.ends, along, side="right")

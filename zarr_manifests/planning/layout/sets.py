@@ -112,11 +112,6 @@ class ManifestPlan:
     replaced: frozenset[str]
     explanations: tuple[Explanation, ...]
 
-    def kept(self, base: BaseIndex) -> tuple[str, ...]:
-        """Keys of the base's manifests that stay, in the directory's order."""
-        keys = (ref.blob.key for ref in base)
-        return tuple(key for key in keys if key not in self.replaced)
-
 
 @dataclass(slots=True)
 class _Item:

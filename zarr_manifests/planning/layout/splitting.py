@@ -26,7 +26,6 @@ import numpy as np
 
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Split
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray, taken
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
@@ -270,42 +269,6 @@ def _fitting(coords: IndexArray, rows: IndexArray, most: int) -> Iterator[Cut]:
         at = max(int(here[most, axis]), int(here[0, axis]) + 1)
         count = int(np.searchsorted(here[:, axis], at))
         due += [rest[count:], rest[:count]]
-
-
-def expected_leaves(layout: Layout, facts: ArrayFacts) -> list[Part]:
-    """Return the leaves an array would have if its chunks were spread evenly over its grid.
-
-    Used for a preview that reads no manifest. It is exact if every chunk exists.
-
-    Examples
-    --------
-    >>> from zarr_manifests.planning.layout.leaves import ArrayFacts
-    >>> from zarr_manifests.planning.layout.splitting import Layout, expected_leaves
-    >>> facts = ArrayFacts(bytes(12), "/air", (5, 10), 50)
-    >>> [p.count for p in expected_leaves(Layout((2, 10), 20, False, False), facts)]
-    [20, 20, 10]
-    """
-    counts = [-(-n // c) for n, c in zip(facts.grid_shape, layout.cell, strict=True)]
-    cells, refs = math.prod(counts), facts.initialized_chunks
-    if not cells or not refs:
-        return []
-    grid, shape = Box((0,) * len(counts), tuple(counts)), np.asarray(layout.cell, np.int64)
-    steps = min(cells, refs)
-    at = np.array([i * cells // steps for i in range(steps)], np.int64)
-    lows = grid.unravel(at) * shape
-    highs = np.minimum(lows + shape, np.asarray(facts.grid_shape, np.int64))
-    boxes = [
-        Box(tuple(lo), tuple(hi)) for lo, hi in zip(lows.tolist(), highs.tolist(), strict=True)
-    ]
-    volume = sum(box.size for box in boxes)
-    leaves, seen, before = [], 0, 0
-    for box in boxes:
-        seen += box.size
-        count = refs * seen // volume - before
-        before += count
-        if count:
-            leaves.append(Part(facts.node_id, box, count))
-    return leaves
 
 
 # --- batches -----------------------------------------------------------------------------------

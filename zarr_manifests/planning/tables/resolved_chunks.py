@@ -308,11 +308,6 @@ def coalesce(
         How many bytes may lie in gaps, as a share of the bytes of all ranges, or 1 KiB if that is
         more; by default any number. The smallest gaps are bridged.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If a bound is negative, or the numbers of offsets and lengths differ.
-
     Examples
     --------
     >>> from zarr_manifests.planning.tables.resolved_chunks import coalesce
@@ -321,12 +316,6 @@ def coalesce(
     0 190 (1, 2)
     900 50 (0,)
     """
-    if gap_bytes < 0 or span_bytes < 0:
-        raise InvalidArgumentError(
-            f"gap_bytes and span_bytes must be 0 or more, not {gap_bytes} and {span_bytes}"
-        )
-    if len(offsets) != len(lengths):
-        raise InvalidArgumentError(f"{len(offsets)} offsets and {len(lengths)} lengths")
     if not len(offsets):
         return []
     starts = np.asarray(offsets, np.int64)

@@ -41,7 +41,7 @@ import numpy.typing as npt
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Box, Coords, IndexArray, in_few_boxes, places_in
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.conflict.documents import Fields, field_changes
@@ -560,7 +560,8 @@ def _record(
     """A record about a node, which was `old` before and is `new` now."""
     node = new if new is not None else old
     assert node is not None  # callers have one of them
-    chunks = _no_chunks(node) if coordinates is None else coordinates
+    ndim = 0 if node.array is None else len(node.array.shape)
+    chunks = np.empty((0, ndim), np.int64) if coordinates is None else coordinates
     before, after = (None if each is None else _shape(each) for each in (old, new))
     return Change(absolute(node.path), operation, chunks, before=before, after=after, **fields)
 
@@ -569,8 +570,3 @@ def _shape(node: Node) -> ArrayShape | None:
     """The shape of a node that is an array, else None."""
     meta = node.array
     return None if meta is None else ArrayShape(meta.shape, meta.chunk_shape)
-
-
-def _no_chunks(node: Node) -> IndexArray:
-    ndim = len(node.array.shape) if node.kind is NodeKind.ARRAY and node.array else 0
-    return np.empty((0, ndim), np.int64)

@@ -30,7 +30,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.virtual_sources import VirtualSources
 from zarr_manifests.format.zone_maps import HASH_BYTES, PAGE_ROWS, Bounds, ZoneTable
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 from zarr_manifests.planning.tables.merge import (
@@ -363,15 +362,11 @@ def _identified(table: ChunkTable) -> npt.NDArray[np.bool_]:
     known: npt.NDArray[np.bool_] = table.kind != RefKind.UNSET
     virtual = table.kind == RefKind.VIRTUAL
     if virtual.any():
-        dated = _dated(table.virtual)[np.where(virtual, table.source, 0)]
-        known &= ~virtual | dated | (table.number == 1)
+        dated = table.virtual.modified_ms >= 0
+        if table.virtual.etags:
+            dated |= np.array(table.virtual.etags) != ""
+        known &= ~virtual | dated[np.where(virtual, table.source, 0)] | (table.number == 1)
     return known
-
-
-def _dated(files: VirtualSources) -> npt.NDArray[np.bool_]:
-    """Files with an etag or a modification time."""
-    dated: npt.NDArray[np.bool_] = files.modified_ms >= 0
-    return dated | np.array([bool(etag) for etag in files.etags]) if files.etags else dated
 
 
 def _addresses(table: ChunkTable) -> ChunkTable:

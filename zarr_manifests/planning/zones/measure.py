@@ -119,7 +119,7 @@ def measure(
 
 
 class Extent(NamedTuple):
-    """Bounds and counts of one chunk, or of all cells of several ones.
+    """Bounds and counts of one chunk.
 
     Parameters
     ----------
@@ -127,15 +127,6 @@ class Extent(NamedTuple):
         Bounds of the values that are not missing; nothing, if there are none.
     missing, nan, cells : int
         As in `Bounds`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from zarr_manifests.planning.zones.measure import Extent, measure
-    >>> found = measure(np.array([3.0, 1.0, np.nan]), (2,), np.nan, np.array([]))
-    >>> extent = Extent.of(found)
-    >>> float(extent.low), float(extent.high), extent.missing, extent.nan, extent.cells
-    (1.0, 3.0, 1, 1, 3)
     """
 
     low: Any
@@ -143,13 +134,6 @@ class Extent(NamedTuple):
     missing: int
     nan: int
     cells: int
-
-    @staticmethod
-    def of(bounds: Bounds) -> Extent:
-        """That of all chunks together; padding may be within the bounds."""
-        row = bounds.around()
-        counts = (int(column[0]) for column in (row.missing, row.nan, row.cells))
-        return Extent(row.low[0], row.high[0], *counts)
 
 
 class ChunkMeasures:
