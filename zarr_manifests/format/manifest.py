@@ -93,8 +93,7 @@ def by_node[T](items: Iterable[tuple[Part, T]]) -> dict[bytes, list[T]]:
     return found
 
 
-def _set(fields: Fields, name: str) -> str:
-    return fields.text(name) if fields.has(name) else ""
+_SET: Final = Stored(lambda fields, name: fields.text(name) if fields.has(name) else "", rare=True)
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class ManifestRef(Record):
         ("blob", "blob", COPIED),
         ("parts", "parts", rows(Part)),
         ("merged", "merged", NUMBERS.left_out()),
-        ("set", "packed_for", Stored(_set).left_out()),
+        ("set", "packed_for", _SET),
     )
 
     def __post_init__(self) -> None:

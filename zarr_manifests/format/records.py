@@ -140,6 +140,7 @@ type Field = tuple[str, str, Stored]
 NUMBER: Final = Stored(Fields.number)
 FLAG: Final = Stored(Fields.flag)
 TEXT: Final = Stored(Fields.text)
+OPTIONAL_TEXT: Final = Stored(lambda fields, name: fields.text(name) if fields.has(name) else None)
 ITEMS: Final = Stored(Fields.items)
 TUPLE: Final = Stored(lambda fields, name: tuple(fields.items(name)))
 NUMBERS: Final = Stored(Fields.numbers)

@@ -48,6 +48,7 @@ from zarr_manifests.format.records import (
     NUMBER,
     OPTIONAL_COPIED,
     OPTIONAL_POINTER,
+    OPTIONAL_TEXT,
     POINTERS,
     ROOT_COPY_BYTES,
     SORTED_COUNTERS,
@@ -132,10 +133,6 @@ def check_ref_name(name: object) -> str:
     )
 
 
-def _floor(fields: Fields, name: str) -> str | None:
-    return fields.text(name) if fields.has(name) else None
-
-
 @dataclass(frozen=True, slots=True)
 class Branch(Record):
     """A branch.
@@ -173,7 +170,7 @@ class Branch(Record):
         ("head", "head", COPIED),
         ("base", "base", OPTIONAL_COPIED),
         ("epoch", "epoch", NUMBER),
-        ("floor", "floor", Stored(_floor)),
+        ("floor", "floor", OPTIONAL_TEXT),
         ("ahead", "ahead", maps(BlobRef)),
     )
 

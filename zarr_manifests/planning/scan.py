@@ -218,14 +218,9 @@ def plan_scan(axes: Sequence[Axis], *, target_rows: int, min_tasks: int = 1) -> 
     axes : sequence of Axis
         The selection; none for the one cell of a zero-dimensional array.
     target_rows : int
-        Selected cells a box should have at most; a box with more is one chunk.
+        Selected cells a box should have at most, from 1 on; a box with more is one chunk.
     min_tasks : int
         Make boxes smaller, if need be, until there are this many or each is one chunk.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the target or the number of tasks is below 1.
 
     Examples
     --------
@@ -236,10 +231,6 @@ def plan_scan(axes: Sequence[Axis], *, target_rows: int, min_tasks: int = 1) -> 
     >>> [(box.lo, box.hi) for box in scan]
     [((6, 0), (36, 144)), ((36, 0), (84, 144)), ((84, 0), (132, 144))]
     """
-    if target_rows < 1 or min_tasks < 1:
-        raise InvalidArgumentError(
-            f"a scan needs a target of at least 1 row and 1 task, not {target_rows} and {min_tasks}"
-        )
     chunked = [axis._chunks() for axis in axes]
     wanted = min(min_tasks, math.prod(len(counts) for _, counts in chunked))
 

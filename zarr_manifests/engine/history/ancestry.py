@@ -127,27 +127,20 @@ def _walk[T: Snapshot | Ancestor](
     floor: str | None,
     load: Callable[[BlobRef, bytes | None], T],
 ) -> Iterator[tuple[BlobRef, T]]:
-    walk = _steps(context, start, floor, load)
-    return counted(FOLLOWING, walk, walk_length(context, start, floor))
+    def steps() -> Iterator[tuple[BlobRef, T]]:
+        last = None if floor is None else snapshot_key(floor)
+        ahead = SnapshotsAhead(context, floor)
+        ref: BlobRef | None = start
+        seen: set[str] = set()
+        while ref is not None:
+            if ref.key in seen:
+                raise _circular(ref)
+            seen.add(ref.key)
+            snapshot = load(ref, ahead.take(ref))
+            yield ref, snapshot
+            ref = snapshot.parent if ref.key != last else None
 
-
-def _steps[T: Snapshot | Ancestor](
-    context: ReadContext,
-    start: BlobRef,
-    floor: str | None,
-    load: Callable[[BlobRef, bytes | None], T],
-) -> Iterator[tuple[BlobRef, T]]:
-    last = None if floor is None else snapshot_key(floor)
-    ahead = SnapshotsAhead(context, floor)
-    ref: BlobRef | None = start
-    seen: set[str] = set()
-    while ref is not None:
-        if ref.key in seen:
-            raise _circular(ref)
-        seen.add(ref.key)
-        snapshot = load(ref, ahead.take(ref))
-        yield ref, snapshot
-        ref = snapshot.parent if ref.key != last else None
+    return counted(FOLLOWING, steps(), walk_length(context, start, floor))
 
 
 def walk_length(context: ReadContext, start: BlobRef, floor: str | None) -> int | None:

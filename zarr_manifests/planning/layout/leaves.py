@@ -236,10 +236,7 @@ class BaseIndex:
 
     def leaves(self, node_id: bytes) -> list[tuple[Part, str]]:
         """The leaves of the node and the keys of their manifests, in the directory's order."""
-        return [
-            (part, self._manifests[number].blob.key)
-            for part, number, _ in self._entries.get(node_id, ())
-        ]
+        return [(leaf.part, leaf.manifest.blob.key) for leaf in self.placed(node_id)]
 
     def placed(self, node_id: bytes) -> list[PlacedLeaf]:
         """The leaves of the node, in the directory's order."""
@@ -299,14 +296,6 @@ class BaseIndex:
             return np.full(len(coords), -1, np.int64)
         at = leaves.locate(coords)
         return np.where(at >= 0, leaves.manifest[at], -1)
-
-    def extent(self, node_id: bytes, changed: Box | None = None) -> int:
-        """The size of the smallest box around the node's leaves and changed chunks."""
-        leaves = self._of(node_id)
-        boxes = [] if leaves is None else [leaves.around]
-        if changed is not None:
-            boxes.append(changed)
-        return Box.around(boxes).size if boxes else 0
 
     def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[tuple[Part, int]]:
         """The node's leaves that overlap [lo, hi), with their manifests' numbers."""

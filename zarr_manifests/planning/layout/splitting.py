@@ -173,7 +173,8 @@ def layout_around(
     config: ChunkManifests, facts: ArrayFacts, base: BaseIndex, changed: Box | None
 ) -> Layout:
     """Return how the configuration splits an array whose changed chunks are in a box."""
-    return layout_of(config, facts, base.extent(facts.node_id, changed))
+    boxes = [box for box in (base.around(facts.node_id), changed) if box is not None]
+    return layout_of(config, facts, Box.around(boxes).size if boxes else 0)
 
 
 def _chain(config: ChunkManifests, facts: ArrayFacts) -> list[ManifestSet]:

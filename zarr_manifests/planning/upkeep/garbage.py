@@ -35,9 +35,8 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Lease, LogEntry, PendingDeletion, Root
 from zarr_manifests.format.virtual_sources import NO_SOURCES
-from zarr_manifests.grid import Box
 from zarr_manifests.ids import lineage_of, object_key, session_of, session_start
-from zarr_manifests.planning.tables.merge import select, take
+from zarr_manifests.planning.tables.merge import rearranged, select
 from zarr_manifests.versions import milliseconds, moment_ms
 
 # --- expiry ------------------------------------------------------------------------------------
@@ -459,10 +458,8 @@ def _moved(table: ChunkTable, source: str, number: Column, offset: Column) -> Ch
 
 def moved_rows(table: ChunkTable, keys: Collection[str]) -> ChunkTable | None:
     """The rows that refer to objects with these keys; None if there are none."""
-    rows = np.flatnonzero(table.kind == RefKind.NATIVE)
-    numbers, which = np.unique(_objects(table, rows), return_inverse=True)
+    keep = table.kind == RefKind.NATIVE
+    numbers, which = np.unique(_objects(table, np.flatnonzero(keep)), return_inverse=True)
     wanted = np.array([_key(table, number) in keys for number in numbers.tolist()], np.bool_)
-    if not wanted.any():
-        return None
-    rows = rows[wanted[which]]
-    return take(table, rows, Box.around_coords(table.coords()[rows]))
+    keep[keep] = wanted[which]
+    return rearranged(table, keep, table.coords())
