@@ -15,9 +15,8 @@ import numpy as np
 from zarr_manifests.config import Config
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.leaves import ArrayFacts
-from zarr_manifests.planning.layout.sets import ManifestPlan, plan_manifests
-from zarr_manifests.planning.layout.splitting import cut, layout_of
+from zarr_manifests.planning.layout.leaves import ArrayFacts, cut, layout_of
+from zarr_manifests.planning.layout.packing import ManifestPlan, plan_manifests
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -31,9 +31,8 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.closure import ArrayChange, close
-from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
-from zarr_manifests.planning.layout.sets import ManifestPlan, explain, plan_manifests
-from zarr_manifests.planning.layout.splitting import cut, layout_of
+from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex, cut, layout_of
+from zarr_manifests.planning.layout.packing import ManifestPlan, explain, plan_manifests
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 

@@ -33,10 +33,8 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Count
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.leaves import ArrayFacts
-from zarr_manifests.planning.layout.packing import LEAF_ROWS
-from zarr_manifests.planning.layout.sets import plan_manifests
-from zarr_manifests.planning.layout.splitting import layout_of
+from zarr_manifests.planning.layout.leaves import LEAF_ROWS, ArrayFacts, layout_of
+from zarr_manifests.planning.layout.packing import plan_manifests
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of

@@ -13,7 +13,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
 from zarr_manifests.picturing import Folding, as_svg
-from zarr_manifests.planning.layout.sets import Overflow
+from zarr_manifests.planning.layout.packing import Overflow
 from zarr_manifests.planning.tables.sums import Amount
 from zarr_manifests.report import Problem, Report
 from zarr_manifests.texts import bytes_text, count_text

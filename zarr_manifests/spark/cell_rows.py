@@ -28,7 +28,7 @@ from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.planning.layout.splitting import batches
+from zarr_manifests.planning.layout.leaves import batches
 from zarr_manifests.planning.zones.skipping import comparable
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of

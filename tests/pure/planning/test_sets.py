@@ -16,9 +16,8 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rul
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.planning.layout.closure import ArrayChange, close
-from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
-from zarr_manifests.planning.layout.sets import ManifestPlan, Overflow, explain, plan_manifests
-from zarr_manifests.planning.layout.splitting import cut, layout_of
+from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, cut, layout_of
+from zarr_manifests.planning.layout.packing import ManifestPlan, Overflow, explain, plan_manifests
 
 
 def key(number: int) -> str:

@@ -24,7 +24,7 @@ from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
-from zarr_manifests.planning.layout.sets import explain
+from zarr_manifests.planning.layout.packing import explain
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.reports import (
     ArrayPlace,

@@ -32,9 +32,16 @@ from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.closure import ArrayChange, Closure, Due, close
-from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf
-from zarr_manifests.planning.layout.sets import plan_manifests
-from zarr_manifests.planning.layout.splitting import Layout, batches, layout_around, layout_of
+from zarr_manifests.planning.layout.leaves import (
+    BaseIndex,
+    Layout,
+    NodeFacts,
+    PlacedLeaf,
+    batches,
+    layout_around,
+    layout_of,
+)
+from zarr_manifests.planning.layout.packing import plan_manifests
 from zarr_manifests.planning.tables.merge import (
     bare,
     fold,

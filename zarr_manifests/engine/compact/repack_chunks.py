@@ -53,7 +53,8 @@ from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.planning.at_open import coordinate_ids
 from zarr_manifests.planning.conflict.admission import Writer, admission
-from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
+from zarr_manifests.planning.layout.leaves import LEAF_ROWS
+from zarr_manifests.planning.layout.packing import plan_embedding
 from zarr_manifests.planning.tables.merge import difference, pick, rows_at, split, without
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.planning.upkeep.garbage import (

@@ -29,7 +29,8 @@ from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.at_open import coordinate_ids
-from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
+from zarr_manifests.planning.layout.leaves import LEAF_ROWS
+from zarr_manifests.planning.layout.packing import plan_embedding
 from zarr_manifests.planning.tables.merge import Layer, merge_layers, split
 from zarr_manifests.planning.tables.sums import merged_counts
 from zarr_manifests.planning.zones.meaning import merged_by_node, taken, valid

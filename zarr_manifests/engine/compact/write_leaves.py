@@ -33,7 +33,7 @@ from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf, part_order
-from zarr_manifests.planning.layout.sets import PlannedManifest
+from zarr_manifests.planning.layout.packing import PlannedManifest
 from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import Leaf, fold, fold_leaves, take, within
 from zarr_manifests.runtime import SYSTEM, Run

@@ -38,7 +38,7 @@ from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.conflict.components import Reads
-from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.layout.leaves import LEAF_ROWS
 from zarr_manifests.planning.tables.merge import (
     Layer,
     difference,

@@ -24,7 +24,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind, native_keys
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import lineage_of, session_of
-from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.layout.leaves import LEAF_ROWS
 from zarr_manifests.planning.tables.merge import Layer, in_box, merge_layers, select, split
 
 _INLINE_BYTES: Final = 64

@@ -21,8 +21,7 @@ from zarr_manifests.format.columns import decode_column, encode_column
 from zarr_manifests.format.index import Bitmap
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.metrics import Meter
-from zarr_manifests.planning.layout.leaves import BaseIndex
-from zarr_manifests.planning.layout.splitting import Layout, batches
+from zarr_manifests.planning.layout.leaves import BaseIndex, Layout, batches
 from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import bare, owned, select, split, take
 from zarr_manifests.runtime import SYSTEM

@@ -34,8 +34,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
-from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.layout.leaves import LEAF_ROWS, BaseIndex, PlacedLeaf
 from zarr_manifests.planning.tables.live_deltas import (
     LiveSources,
     Stack,

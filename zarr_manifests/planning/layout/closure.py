@@ -29,8 +29,16 @@ import numpy as np
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray, taken
-from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, PlacedLeaf, part_order
-from zarr_manifests.planning.layout.splitting import Cut, Layout, cut, layout_around
+from zarr_manifests.planning.layout.leaves import (
+    ArrayFacts,
+    BaseIndex,
+    Cut,
+    Layout,
+    PlacedLeaf,
+    cut,
+    layout_around,
+    part_order,
+)
 
 _NO_ROWS: Final = np.empty(0, np.int64)
 

@@ -103,7 +103,7 @@ FAULTS = [
     ),
     Fault(
         "more-manifests-than-a-set-may-have",
-        "planning/layout/sets.py",
+        "planning/layout/packing.py",
         "return max(0, one.cardinality - self._base.in_set(one.name) + gone)",
         "return max(0, one.cardinality)",
     ),
