@@ -26,8 +26,8 @@ from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, 
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.root.root_metadata import metadata_of, set_metadata
 from zarr_manifests.engine.root.roots import RootAt
-from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.opening import (
+from zarr_manifests.engine.snapshot.context import (
+    Context,
     open_at,
     save_config,
 )

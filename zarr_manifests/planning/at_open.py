@@ -201,7 +201,6 @@ class Candidate:
 
     blob: BlobRef
     refs: int
-    is_delta: bool
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -258,13 +257,13 @@ def plan_preload(
     if not preload.max_manifests or not wanted:
         return (), ()
     keys = {key for node_id in wanted for key in base.manifests_of(node_id)}
-    found = {key: Candidate(base[key].blob, _refs(base[key].parts), False) for key in keys}
+    found = {key: Candidate(base[key].blob, _refs(base[key].parts)) for key in keys}
     for delta in deltas:
         if any(part.node_id in wanted for part in delta.embedded):
-            found[delta.log.key] = Candidate(delta.log, _refs(delta.embedded), True)
+            found[delta.log.key] = Candidate(delta.log, _refs(delta.embedded))
         for ref in delta.manifests:
             if any(part.node_id in wanted for part in ref.parts):
-                found[ref.blob.key] = Candidate(ref.blob, _refs(ref.parts), True)
+                found[ref.blob.key] = Candidate(ref.blob, _refs(ref.parts))
     fetched: list[Candidate] = []
     skipped: list[tuple[Candidate, str]] = []
     for candidate in sorted(found.values(), key=lambda candidate: candidate.order):

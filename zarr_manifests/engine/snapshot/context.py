@@ -1,30 +1,34 @@
 """What every part of the engine works with: one repository's storage, root, objects and runtime.
 
 A reader takes a `ReadContext`, whose parts cannot write. A writer takes a `Context`, which is also
-a `ReadContext`. Contexts are only made here.
+a `ReadContext`. Contexts are only made here, when a repository is opened or made: its storage, its
+root, its configuration.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
 from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.engine.objects.metadata import ObjectReader, Objects
+from zarr_manifests.engine.root.create import create_repository
 from zarr_manifests.engine.root.heartbeat import Heart
-from zarr_manifests.engine.root.roots import RootReader, Roots
+from zarr_manifests.engine.root.roots import RootAt, RootReader, Roots
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import Branch
+from zarr_manifests.format.root import ROOT_KEY, Branch, Root
 from zarr_manifests.metrics import Meter, connect
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.metered import meter_of
+from zarr_manifests.storage.metered import MeteredStorage, meter_of, metered
 from zarr_manifests.storage.protocol import ReadableStorage
-from zarr_manifests.virtual.containers import Containers
+from zarr_manifests.virtual.containers import Authorized, Containers
 
 _LOG = logging.getLogger(__name__)
 
@@ -156,3 +160,94 @@ class Context(ReadContext):
         """The same repository, sharing neither threads nor caches with others."""
         objects, roots = Objects(self.storage, runtime, options), Roots(self.storage, runtime)
         return replace(self, runtime=runtime, objects=objects, roots=roots, cache=options)
+
+
+# --- opening and making ------------------------------------------------------------------------
+
+type GivenConfig = Config | Mapping[str, Any] | None
+type Cache = CacheOptions | Mapping[str, Any] | None
+
+_ATTEMPTS = 100
+
+
+def exists_at(storage: Storage) -> bool:
+    """Whether there is a repository in that storage."""
+    try:
+        storage.head(ROOT_KEY)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
+def create_at(
+    storage: Storage,
+    config: GivenConfig,
+    containers: Containers,
+    cache: Cache,
+    runtime: Runtime,
+    branch: str,
+    authorize: Authorized = (),
+) -> tuple[Context, RootAt]:
+    """Make a repository with one empty snapshot on `branch`; it is open then."""
+    storage = _counted(storage)
+    saved = _overlaid(None, config)
+    options = CacheOptions.of(cache, saved.cache)
+    DiskCache.check(options)
+    containers = containers.with_saved(saved.virtual_containers, authorize)
+    at = create_repository(storage, runtime, Objects(storage, runtime), saved, branch)
+    roots = Roots(storage, runtime)
+    where = at.root.repository_id, storage, runtime, roots, saved, containers, options
+    return Context.of(*where), at
+
+
+def open_at(
+    storage: Storage,
+    config: GivenConfig,
+    containers: Containers,
+    cache: Cache,
+    runtime: Runtime,
+    *,
+    authorize: Authorized = (),
+    elsewhere: bool = False,
+) -> tuple[Context, RootAt]:
+    """The repository in that storage, and its root as it is now.
+
+    `authorize` names the saved containers whose files may be read. `elsewhere` says that the
+    options come from another process: a cache directory that this one cannot use is left out then.
+    """
+    CacheOptions.of(cache)  # faults of an argument are said before anything is read
+    storage = _counted(storage)
+    roots = Roots(storage, runtime)
+    at = roots.read()
+    used = _overlaid(at.root.config, config)
+    options = CacheOptions.of(cache, used.cache)
+    containers = containers.with_saved(used.virtual_containers, authorize)
+    where = at.root.repository_id, storage, runtime, roots, used, containers, options
+    return Context.of(*where, elsewhere=elsewhere), at
+
+
+def save_config(context: Context, config: GivenConfig) -> tuple[Context, Config]:
+    """The context with that configuration, and what is saved in the repository now.
+
+    What is in use may differ from what is saved: both get the change, or none.
+    """
+    given = context.config if config is None else config
+    used = _overlaid(context.config, given)
+
+    def change(root: Root) -> Root:
+        return replace(root, config=_overlaid(root.config, given))
+
+    at = context.roots.update(change, "save config", "", "", _ATTEMPTS)
+    return replace(context, config=used), at.root.config
+
+
+def _overlaid(saved: Config | None, overlay: GivenConfig) -> Config:
+    if isinstance(overlay, Config):
+        return overlay
+    if overlay is None:
+        return Config() if saved is None else saved
+    return Config.from_dict(overlay) if saved is None else saved.overlaid(overlay)
+
+
+def _counted(storage: Storage) -> MeteredStorage:
+    return storage if isinstance(storage, MeteredStorage) else metered(storage, Meter())

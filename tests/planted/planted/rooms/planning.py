@@ -99,7 +99,7 @@ FAULTS = [
         "large-manifests-are-preloaded",
         "planning/at_open.py",
         "elif candidate.refs > preload.max_manifest_size:",
-        "elif candidate.refs > preload.max_manifest_size and candidate.is_delta:",
+        "elif candidate.refs > 2**40:",
     ),
     Fault(
         "more-manifests-than-a-set-may-have",
