@@ -49,6 +49,8 @@ _DTYPES: Final = re.compile(
     r"[<|]([fiu][1248]|b1|[Mm]8(\[\d{0,9}[a-z]{1,2}\])?|S[1-9]\d{0,3})", re.IGNORECASE
 )
 
+_COLUMNS: Final = ("low", "high", "bounded", "missing", "nan", "cells")
+
 type _Codes = npt.NDArray[np.uint64]
 
 
@@ -80,7 +82,7 @@ class Bounds:
     cells: Column
 
     def __post_init__(self) -> None:
-        columns = (self.low, self.high, self.bounded, self.missing, self.nan, self.cells)
+        columns = [getattr(self, name) for name in _COLUMNS]
         if len({column.shape for column in columns}) > 1 or self.low.ndim != 1:
             raise CorruptObjectError("the columns of bounds have different lengths")
         dtype = self.low.dtype
@@ -99,8 +101,7 @@ class Bounds:
         """The bounds at these rows, or where a mask is true."""
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self
-        low, high, bounded = self.low[rows], self.high[rows], self.bounded[rows]
-        return Bounds(low, high, bounded, self.missing[rows], self.nan[rows], self.cells[rows])
+        return Bounds(*(getattr(self, name)[rows] for name in _COLUMNS))
 
     def around(self) -> Bounds:
         """One row: the bounds of all rows together.
@@ -127,8 +128,8 @@ class Bounds:
     @staticmethod
     def joined(parts: Sequence[Bounds]) -> Bounds:
         """The rows of all parts, in order; needs at least one part, all of one type."""
-        names = ("low", "high", "bounded", "missing", "nan", "cells")
-        return Bounds(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        columns = ([getattr(part, name) for part in parts] for name in _COLUMNS)
+        return Bounds(*map(np.concatenate, columns))
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack, rounded outward; needs at least one row."""

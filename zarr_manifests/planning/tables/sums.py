@@ -167,15 +167,11 @@ def merged_counts(
 
 def alive_amounts(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str, Amount]:
     """The amounts of all arrays and opaque entries among the nodes, by path."""
-    found: dict[str, Amount] = {}
-    for node in nodes:
-        if node.kind is NodeKind.GROUP:
-            continue
-        amount = amounts.get(node.node_id, NOTHING)
-        if not amount.chunks_exact:
-            amount = amount.at_most(_most(node))
-        found[node.path] = amount
-    return found
+    return {
+        node.path: amounts.get(node.node_id, NOTHING).at_most(_most(node))
+        for node in nodes
+        if node.kind is not NodeKind.GROUP
+    }
 
 
 def sum_of(amounts: Iterable[Amount]) -> Amount:
