@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from simulated import Outcome, simulate
 from zarr_manifests import commits
-from zarr_manifests.engine.commit import advance_marks
-from zarr_manifests.engine.commit import landing as commit
+from zarr_manifests.engine.commit import advance_marks, landing
+from zarr_manifests.engine.commit import commit_changes as commit
 from zarr_manifests.engine.commit import rebase as rebasing
 from zarr_manifests.engine.commit import relocate as relocating
 from zarr_manifests.engine.compact import compaction as compact
@@ -105,7 +104,7 @@ def unknown_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("The swap is made although an earlier upload failed.", 9)
 def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
-    upload = commit._upload
+    upload = landing._upload
 
     def careless(context: Any, calls: Any, *args: Any) -> None:
         def attempt(call: Callable[[], object]) -> None:
@@ -114,7 +113,7 @@ def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
 
         upload(context, [lambda call=call: attempt(call) for call in calls], *args)
 
-    patch.setattr(commit, "_upload", careless)
+    patch.setattr(landing, "_upload", careless)
 
 
 @mutant("The first session after opening may begin at any root seen before.", 39)
@@ -159,25 +158,25 @@ def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Marks are those of the snapshot that the session read.", 3, "streams")
 def marks_of_the_base(patch: pytest.MonkeyPatch) -> None:
-    land, after = commit._Landing.land, commit.marks_after
+    make, after = commit._Attempt.make, commit.marks_after
     base: list[Any] = []
 
-    def noted(self: Any, **more: Any) -> Any:
+    def noted(self: Any, root: Any) -> Any:
         base[:] = [self.view.snapshot]
-        return land(self, **more)
+        return make(self, root)
 
-    patch.setattr(commit._Landing, "land", noted)
+    patch.setattr(commit._Attempt, "make", noted)
     patch.setattr(commit, "marks_after", lambda c, _, *args: after(c, base[0], *args))
 
 
 @mutant("A compaction drops the marks.", 4, "streams")
 def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
-    made = compact.Snapshot
+    made = compact.rewritten
 
     def without(*args: Any, **more: Any) -> Any:
-        return made(*args[:12], {}, *args[13:], **more)
+        return made(*args, **more, marks={})
 
-    patch.setattr(compact, "Snapshot", without)
+    patch.setattr(compact, "rewritten", without)
 
 
 @mutant("Versions that are missing before a step are not noticed.", 11, "streams")
@@ -305,18 +304,18 @@ def copies_share_names(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A compaction replaces newer deltas instead of going below them.", 5)
 def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
-    attempt = compact._try
+    make, made = compact._Work.make, compact.rewritten
+    work: list[Any] = []
 
-    def over(context: Any, at: Any, branch: str, current: Any, done: Any, *more: Any) -> Any:
-        count = len(done.old)
-        was = current.snapshot
-        current.snapshot = replace(was, deltas=was.deltas[:count], digests=())
-        try:
-            return attempt(context, at, branch, current, done, *more)
-        finally:
-            current.snapshot = was
+    def noted(self: Any, root: Any) -> Any:
+        work[:] = [self]
+        return make(self, root)
 
-    patch.setattr(compact, "_try", over)
+    def over(*args: Any, **more: Any) -> Any:
+        return made(*args, **{**more, "deltas": work[0].entries, "digests": ()})
+
+    patch.setattr(compact._Work, "make", noted)
+    patch.setattr(compact, "rewritten", over)
 
 
 @mutant(
@@ -410,16 +409,7 @@ def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A repacking from before the fence lands.", 409)
 def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
-    standing = repacking._Repacking._standing
-
-    def unfenced(self: Any, *args: Any) -> Any:
-        keys, self.keys = self.keys, SimpleNamespace(start=1 << 40)
-        try:
-            return standing(self, *args)
-        finally:
-            self.keys = keys
-
-    patch.setattr(repacking._Repacking, "_standing", unfenced)
+    patch.setattr(repacking._Repacking, "_check_admitted", lambda *args: None)
 
 
 @mutant("A lease counts by the reader's clock, not by its existence.", 123)

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.history.find_marks import mark_of, paged_marks, snapshot_of
-from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import (
     Conflict,
@@ -130,13 +129,16 @@ class Marks:
 
 
 def marks_after(
-    context: Context, tip: Snapshot, request: CommitRequest, keys: SessionKeys
+    context: Context,
+    tip: Snapshot,
+    txn: Txn | None,
+    steps: tuple[MarkStep, ...],
+    keys: SessionKeys,
 ) -> Marks:
     """The marks of a snapshot that comes after `tip`, or replaces it."""
-    steps = request.steps
-    if request.txn is not None:
-        assert request.txn.version is not None
-        steps = (*steps, MarkStep(request.txn.app, NO_MARK, request.txn.version))
+    if txn is not None:
+        assert txn.version is not None
+        steps = (*steps, MarkStep(txn.app, NO_MARK, txn.version))
     if not steps:
         return Marks(tip.marks, tip.marks_page)
     own = moved_marks(tip.marks, steps)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zarr_manifests.engine.commit.carry_zones import take_zones
+from zarr_manifests.engine.commit.commit_changes import CommitRequest
 from zarr_manifests.engine.commit.rebase import Joined, Mine, Rebasing, rebase_changes, stack
-from zarr_manifests.engine.commit.request import CommitRequest
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.commit_logs import deltas_between, tables_of, touched_chunks
 from zarr_manifests.engine.history.find_marks import mark_of, marks_of

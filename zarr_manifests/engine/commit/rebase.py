@@ -15,19 +15,15 @@ from dataclasses import dataclass, field, replace
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.commit_logs import deltas_between, listed_since, tables_of
 from zarr_manifests.engine.history.net_changes import differs
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch
-from zarr_manifests.format.stretches import TableData
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.components import Changes, Component, apart
 from zarr_manifests.planning.conflict.decide import LISTED_CHUNKS, Policy, Rebased, rebase
@@ -142,128 +138,59 @@ def stack(base: SnapshotView, layers: Iterable[Mine], together: ChangeSet) -> No
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A commit's delta, moved onto the tip.
+    """Changes, moved onto the tip.
 
     Parameters
     ----------
     on : SnapshotView
         The tip, opened.
-    delta : Delta
-        The delta for the tip; the same object if nothing in it changes.
-    uploads : sequence of Upload
-        Other objects to upload for it.
+    changes : ChangeSet
+        The changes as they are there; the same object if nothing in them changes.
     apart : bool
         Whether the others are known to have touched no node and none of its chunks.
     """
 
     on: SnapshotView
-    delta: Delta
-    uploads: Sequence[Upload] = ()
+    changes: ChangeSet
     apart: bool = False
 
 
-def rebase_delta(
+def rebase_changes(
     context: ReadContext,
     view: SnapshotView,
     tip: Branch,
-    delta: Delta,
-    mine: Mine,
-    written: Mapping[str, Manifest],
+    changes: ChangeSet,
     rebasing: Rebasing,
-    keys: SessionKeys,
+    mine: Mine | None = None,
 ) -> Moved:
-    """Put a delta on top of the tip.
+    """Put the changes made on `view` on top of the tip.
 
-    `mine` are the delta's changes, and `written` the manifests it refers to, by key, except spilled
-    ones.
-
-    Raises
-    ------
-    ConflictError
-        If it cannot be put on top of what came first.
-    """
-    on, moved = _onto(context, view, tip, mine, rebasing)
-    if not moved.dropped and moved.nodes == mine.nodes:
-        return Moved(on, delta, apart=moved.apart)
-    embedded, manifests = delta.embedded, delta.manifests
-    uploads: list[Upload] = []
-    if moved.dropped:
-        embedded, manifests, uploads = _left(context, delta, written, moved.dropped, keys)
-    changed = replace(
-        delta,
-        nodes=tuple(node for node in moved.nodes.values() if node is not None),
-        deleted={p: on.nodes[p].node_id for p, node in moved.nodes.items() if node is None},
-        embedded=embedded,
-        manifests=manifests,
-    )
-    return Moved(on, changed, uploads)
-
-
-def _left(
-    context: ReadContext,
-    delta: Delta,
-    written: Mapping[str, Manifest],
-    dropped: Mapping[bytes, IndexArray],
-    keys: SessionKeys,
-) -> tuple[Manifest, tuple[ManifestRef, ...], list[Upload]]:
-    """The delta's chunk tables without the dropped rows, where they were."""
-
-    def left(manifest: Manifest) -> Manifest:
-        parts: list[tuple[Part, TableData]] = []
-        for part, data in manifest.parts:
-            if part.node_id not in dropped:
-                parts.append((part, data))
-                continue
-            table = without(manifest.decode(part, data), dropped[part.node_id])
-            parts += Manifest.of([(part.node_id, table)] if len(table) else []).parts
-        return Manifest(tuple(parts))
-
-    manifests: list[ManifestRef] = []
-    uploads: list[Upload] = []
-    for ref in delta.manifests:
-        if dropped.keys().isdisjoint(part.node_id for part in ref.parts):
-            manifests.append(ref)
-            continue
-        spilled = ref.blob.key not in written
-        manifest = left(
-            context.objects.load(ref.blob, Manifest) if spilled else written[ref.blob.key]
-        )
-        if manifest.parts:
-            upload = Upload.of(keys, "manifests", manifest.encode())
-            uploads.append(upload)
-            manifests.append(ManifestRef(upload.ref, manifest.directory()))
-    return left(delta.embedded), tuple(manifests), uploads
-
-
-def rebase_changes(
-    context: ReadContext, view: SnapshotView, tip: Branch, changes: ChangeSet, rebasing: Rebasing
-) -> tuple[SnapshotView, ChangeSet]:
-    """The opened tip, and the changes made on `view` as they are there.
+    `mine` are the same changes, if they are known.
 
     Raises
     ------
     ConflictError
         If they cannot be put on top of what came first.
     """
-    on, moved = _onto(context, view, tip, Mine.of_set(changes), rebasing)
+    mine = mine or Mine.of_set(changes)
+    on, moved = _onto(context, view, tip, mine, rebasing)
+    if not moved.dropped and moved.nodes == mine.nodes:
+        return Moved(on, changes, moved.apart)
     result = replace(changes.copy(), nodes=dict(moved.nodes))
     for node_id, coords in moved.dropped.items():
-        gone = set(map(tuple, coords.tolist()))
-        refs = changes.chunks.get(node_id, {})
-        kept = {at: ref for at, ref in refs.items() if at not in gone}
-        around = Box.around_coords(coords)
+        around, gone = Box.around_coords(coords), set(map(tuple, coords.tolist()))
         left = [
             without(changes.rows(rows), coords) if rows.box.overlaps(around) else rows
             for rows in changes.tables.get(node_id, ())
         ]
-        result.chunks.pop(node_id, None)
+        refs = result.chunks.pop(node_id, {})
         result.tables.pop(node_id, None)
-        if kept:
+        if kept := {at: ref for at, ref in refs.items() if at not in gone}:
             result.chunks[node_id] = kept
         if any(map(len, left)):
             result.tables[node_id] = tuple(rows for rows in left if len(rows))
     result.keep_within_budget()
-    return on, result
+    return Moved(on, result)
 
 
 def _onto(

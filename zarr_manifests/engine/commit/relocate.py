@@ -103,7 +103,8 @@ def _moved_whole(
     rest, appended = changes.copy(), {}
     for move in moves:
         appended[move.node_id] = _take_append(rest, move, view)
-    on, result = rebase_changes(context, view, tip, rest, rebasing)
+    rebased = rebase_changes(context, view, tip, rest, rebasing)
+    on, result = rebased.on, rebased.changes
     for move in moves:
         node = result.nodes.get(move.path) or on.nodes[move.path]
         result.nodes[move.path] = _longer(node, move)

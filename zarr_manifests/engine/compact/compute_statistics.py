@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
 from typing import Any, Final
@@ -21,35 +21,29 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.decoding import BulkDecoder
-from zarr_manifests.engine.compact.presence_index import leaf_names
+from zarr_manifests.engine.compact.presence_index import add_to_index
 from zarr_manifests.engine.compact.zone_index import (
     LeafPages,
     LeafZones,
     NewPages,
     leaf_pages,
-    pages_after,
     write_pages,
 )
 from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import index_directory
-from zarr_manifests.errors import FencedError, NotFoundError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.root import ZONE_MAPS, Root
 from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
-from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import rows_at, select, split
 from zarr_manifests.planning.tables.presence import rows_in
@@ -378,39 +372,11 @@ def _compute(
     work.tell_total(view, nodes)
     arrays = tuple(work.do(node) for node in nodes)
     if work.new:
-        _land(context, branch, view, work)
+        add_to_index(context, branch, view, keys, "compute statistics", zones=work.new)
     chunks, known = sum(one.chunks for one in arrays), sum(one.known for one in arrays)
     measured = sum(one.measured for one in arrays)
     at = view.snapshot_id
     return StatisticsReport("", chunks, known, measured, arrays=arrays, snapshot_id=at)
-
-
-def _land(context: Context, branch: str, view: SnapshotView, work: _Measuring) -> None:
-    """Add the pages to the branch's index."""
-
-    def change(root: Root) -> Root:
-        if admission(root, Writer(work.keys.start)) is not None:
-            raise FencedError(
-                "a collection has raised the repository's fence since the statistics were begun, "
-                "and may have deleted them; compute them again"
-            )
-        tip = root.branches.get(branch)
-        if tip is None:
-            raise NotFoundError(f"branch {branch!r} was deleted; its statistics are lost")
-        now = view if tip.head.key == view.ref.key else context.open_branch(tip)
-        leaves = [name for ref in now.manifests for name in leaf_names(ref)]
-        known = index_directory(context, tip.index)
-        zones, uploads = pages_after(
-            context, work.keys, known.zones, work.new, work.new.keys(), leaves, now.by_id
-        )
-        directory = replace(known, zones=zones)
-        uploads.append(Upload(work.keys.next("indexes"), directory.encode()))
-        creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
-        context.runtime.parallel(creates)
-        moved = replace(tip, index=uploads[-1].ref.bare())
-        return replace(root, branches={**root.branches, branch: moved}).with_feature(ZONE_MAPS)
-
-    context.roots.update(change, "compute statistics", branch, "", _ATTEMPTS)
 
 
 def statistics_of(

@@ -22,14 +22,11 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.compact.write_leaves import LeafWriter, Written, leaf_table
-from zarr_manifests.engine.compact.zone_index import NewPages
-from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.compact.write_leaves import WriteLeaves, Written, leaf_table
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import Heap
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.format.index import IndexEntry
-from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.batches import batches
 from zarr_manifests.planning.layout.closure import ArrayChange, Closure, Due, close
@@ -221,53 +218,6 @@ def _cells_due(
     return rows
 
 
-@dataclass(slots=True)
-class Repacked:
-    """The base's new directory, and what was written for it.
-
-    Parameters
-    ----------
-    manifests : tuple of ManifestRef
-        The directory.
-    uploads : dict of str to bytes
-        The small ones among the new manifests, by key.
-    entries : list of IndexEntry
-        Entries for the index of initialized chunks, of the new leaves.
-    bitmaps : list of Upload
-        Objects that these entries refer to; they are still to be written.
-    zones : dict of bytes to NewPages
-        Pages of zone maps of the new leaves, by node; written.
-    refs : int
-        Number of refs written.
-    bytes_written, manifests_written, manifests_replaced : int
-        The cost of that.
-    bytes_read : int
-        Bytes that other processes have read for it.
-    """
-
-    manifests: tuple[ManifestRef, ...]
-    uploads: dict[str, bytes] = field(default_factory=dict)
-    entries: list[IndexEntry] = field(default_factory=list)
-    bitmaps: list[Upload] = field(default_factory=list)
-    zones: dict[bytes, NewPages] = field(default_factory=dict)
-    refs: int = 0
-    bytes_written: int = 0
-    bytes_read: int = 0
-    manifests_written: int = 0
-    manifests_replaced: int = 0
-
-    def add(self, written: Written) -> None:
-        """Add what a step has written; its manifests replace others, which callers do."""
-        self.entries += written.entries
-        self.bitmaps += written.bitmaps
-        for node_id, pages in written.zones.items():
-            self.zones.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
-        self.uploads |= written.copies
-        self.bytes_written += written.bytes_written
-        self.bytes_read += written.bytes_read
-        self.manifests_written += len(written.manifests)
-
-
 def repack(
     context: Context,
     heap: Heap,
@@ -275,18 +225,22 @@ def repack(
     facts: NodeFacts,
     merges: Mapping[bytes, NodeMerge],
     ratio: float,
-    writer: LeafWriter,
+    write: WriteLeaves,
     *,
     everything: bool,
-) -> Repacked:
-    """Rewrite the leaves of the changed chunks, with all that is pending in them."""
+    in_steps: bool,
+) -> Written:
+    """Rewrite the leaves of the changed chunks, with all that is pending in them.
+
+    `in_steps` says that steps must be small, since this process has in memory what they write.
+    """
     config = context.config.chunk_manifests
     gone = {part.node_id for ref in base for part in ref.parts if part.node_id not in facts}
     deleted = gone if everything else _mostly_dead(base, gone, ratio)
     changes = {node_id: merge.change for node_id, merge in merges.items()}
     closure = close(config, facts, base, changes, deleted, reopen=True)
-    result = Repacked(tuple(base))
-    most = STEP_REFS if writer.in_steps else _ALL_REFS
+    result = Written(tuple(base))
+    most = STEP_REFS if in_steps else _ALL_REFS
     for step in _steps(closure, base, most, whole_arrays=everything):
         index = BaseIndex(result.manifests)
         leaves = [
@@ -296,12 +250,11 @@ def repack(
             for leaf in _cut(context, heap, index, due, merges.get(due.node_id))
         ]
         plan = plan_manifests(config, facts, leaves, index, step.manifests)
-        written = writer.write(index, plan.manifests)
+        written = write(index, plan.manifests)
         result.add(written)
         kept = [ref for ref in result.manifests if ref.blob.key not in set(step.manifests)]
         result.manifests = (*kept, *written.manifests)
         result.refs += sum(leaf.count for leaf in leaves)
-        result.manifests_replaced += len(step.manifests)
     return result
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from zarr_manifests.config import CacheOptions, Compaction
-from zarr_manifests.engine.commit.observe import observed
+from zarr_manifests.engine.commit.landing import tell_landed
 from zarr_manifests.engine.compact.background import compact_soon
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.history.commit_logs import deltas_between
@@ -77,23 +77,23 @@ def observed_compaction(
     run: Run | None = None,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Like `compact_branch`, with metrics and a log entry."""
-    with observed(context, "compaction", branch) as landing:
-        found, landing.head = compact_branch(
+    start_s = context.runtime.monotonic_s()
+    found, head = compact_branch(
+        context, branch, mode, dry_run=dry_run, size_ratio=size_ratio, claim=claim, run=run
+    )
+    if head is not None:
+        tell_landed(
             context,
+            "compaction",
             branch,
-            mode,
-            dry_run=dry_run,
-            size_ratio=size_ratio,
-            claim=claim,
-            run=run,
+            head,
+            start_s,
+            mode=str(mode),
+            refs_merged=found.refs_merged,
+            bytes_written=found.bytes_written,
+            bytes_read=found.bytes_read,
         )
-        landing.facts = {
-            "mode": str(mode),
-            "refs_merged": found.refs_merged,
-            "bytes_written": found.bytes_written,
-            "bytes_read": found.bytes_read,
-        }
-    return found, landing.head
+    return found, head
 
 
 def compact_if_due(context: Context, branch: str, view: SnapshotView) -> SnapshotView | None:

@@ -26,9 +26,9 @@ import numpy as np
 from zarr_manifests.engine.compact.zone_index import NewPages, pages_after
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -43,7 +43,7 @@ from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import no_array
 from zarr_manifests.planning.conflict.admission import Writer, admission
@@ -371,24 +371,50 @@ def _build_index(context: Context, branch: str) -> int:
         [partial(context.objects.create, upload.key, upload.data) for upload in uploads]
     )
 
+    add_to_index(context, branch, view, keys, "build index", entries)
+    return len(due)
+
+
+def add_to_index(
+    context: Context,
+    branch: str,
+    view: SnapshotView,
+    keys: SessionKeys,
+    operation: str,
+    entries: Sequence[IndexEntry] = (),
+    zones: Mapping[bytes, NewPages] | None = None,
+) -> None:
+    """Swap in the branch with these entries, and pages of zone maps by node, in its index.
+
+    `view` is the head that they were made on.
+
+    Raises
+    ------
+    FencedError
+        If a collection has shut this out.
+    NotFoundError
+        If the branch was deleted.
+    """
+
     def change(root: Root) -> Root:
         if admission(root, Writer(keys.start)) is not None:
             raise FencedError(
-                "the index was built from before the repository's fence, and its objects may "
-                "have been collected; build it again"
+                f"{operation}: a collection has raised the repository's fence to {root.fence} "
+                f"since this began at version {keys.start}, and may have deleted what it wrote; "
+                "do it again"
             )
-        old = root.branches.get(branch)
-        if old is None:
-            raise NotFoundError(f"branch {branch!r} was deleted; nothing was indexed")
-        now = view if old.head.key == view.ref.key else context.open_branch(old)
+        tip = root.branches.get(branch)
+        if tip is None:
+            raise NotFoundError(f"{operation}: branch {branch!r} was deleted; nothing was added")
+        now = view if tip.head.key == view.ref.key else context.open_branch(tip)
         live = [name for ref in now.manifests for name in leaf_names(ref)]
-        new, uploads = with_entries(context, old, keys, entries, live, now.by_id)
-        for upload in uploads:
-            context.objects.create(upload.key, upload.data)
-        return replace(root, branches={**root.branches, branch: new})
+        moved, uploads = with_entries(context, tip, keys, entries, live, now.by_id, zones)
+        creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
+        context.runtime.parallel(creates)
+        new = replace(root, branches={**root.branches, branch: moved})
+        return new.with_feature(ZONE_MAPS) if zones else new
 
-    context.roots.update(change, "build index", branch, "", _ATTEMPTS)
-    return len(due)
+    context.roots.update(change, operation, branch, "", _ATTEMPTS)
 
 
 def _usable(

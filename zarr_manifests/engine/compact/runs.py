@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 
 from zarr_manifests.engine.commit.carry_zones import upload_of
+from zarr_manifests.engine.commit.landing import encoded_delta
 from zarr_manifests.engine.compact.zone_index import load_zones
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
@@ -23,12 +24,12 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import UNUSABLE
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
-from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.layout.packing import LEAF_ROWS, plan_embedding
+from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.tables.merge import Layer, merge_layers, split
 from zarr_manifests.planning.tables.sums import merged_counts
 from zarr_manifests.planning.upkeep.digests import coordinate_ids
@@ -69,28 +70,19 @@ def roll_up(
         node_id: Manifest.of([(node_id, table) for table in tables])
         for node_id, tables in parts.items()
     }
-    sizes = {node: sum(len(data) for _, data in m.parts) for node, m in encoded.items()}
-    coordinates = coordinate_ids(view.nodes.values(), sizes)
-    changes_nodes = bool(nodes or deleted or truncated)
-    plan = plan_embedding(sizes, coordinates, changes_nodes=changes_nodes)
-    uploads, manifests = [], []
-    for group in plan.manifests:
-        packed = Manifest(tuple(part for node in group for part in encoded[node].parts))
-        uploads.append(Upload(keys.next("manifests"), packed.encode()))
-        manifests.append(ManifestRef(uploads[-1].ref, packed.directory()))
-    run = Delta(
-        context.runtime.random_bytes(COMMIT_ID_BYTES),
-        tuple(nodes[path] for path in sorted(nodes)),
-        deleted,
-        truncated,
-        Manifest(tuple(part for node in plan.embedded for part in encoded[node].parts)),
-        tuple(manifests),
+    commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
+    listed = tuple(nodes[path] for path in sorted(nodes))
+    run, uploads = encoded_delta(
+        context,
+        keys,
+        Delta(commit_id, listed, deleted, truncated),
+        encoded,
+        coordinate_ids(view.nodes.values(), encoded),
     )
-    uploads.append(Upload(keys.next("deltas"), run.encode()))
-    context.objects.remember(uploads[-1].ref, run)
+    log = uploads[-1].ref
     held = {part.node_id for part in run.embedded.directory()}
     entry = DeltaEntry.of(
-        uploads[-1].ref,
+        log,
         run,
         entries[-1].last,
         coordinate_ids(view.nodes.values(), held),

@@ -34,7 +34,6 @@ from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,
     ManifestsError,
-    MissingChunkError,
     ObjectNotFoundError,
     SnapshotExpiredError,
 )
@@ -181,13 +180,6 @@ def locate(
 def tag_floor(root: Root, ref: BlobRef) -> str | None:
     """The floor of a tag's own history, regardless of branches."""
     return snapshot_id_of(ref.key) if has_expired(root) else None
-
-
-def is_missing(error: BaseException) -> bool:
-    """Whether the error means that a referenced object does not exist."""
-    return isinstance(error, MissingChunkError) or (
-        isinstance(error, CorruptObjectError) and isinstance(error.__cause__, ObjectNotFoundError)
-    )
 
 
 def has_expired(root: Root) -> bool:

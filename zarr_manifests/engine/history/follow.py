@@ -7,15 +7,13 @@ Damage in a snapshot that is in history or leased is raised as damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from zarr_manifests.engine.history.ancestry import is_missing, locate
+from zarr_manifests.engine.history.ancestry import locate
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.epochs import is_fenced
+from zarr_manifests.engine.root.roots import is_missing, opened
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
-    CorruptObjectError,
     FencedError,
     ManifestsError,
     MissingChunkError,
@@ -65,22 +63,6 @@ def expired(
             "a lease beforehand (`repo.lease`)"
         )
     return None
-
-
-def opened[R](attempt: Callable[[], R]) -> R:
-    """The result of the attempt, which reads the root and opens objects that it leads to.
-
-    A missing object may have been collected after the root was read. So it counts as damage only if
-    it is still missing when everything is read again.
-    """
-    missed: set[str] = set()
-    while True:
-        try:
-            return attempt()
-        except (CorruptObjectError, MissingChunkError) as error:
-            if not is_missing(error) or str(error) in missed:
-                raise
-            missed.add(str(error))
 
 
 def collected(context: ReadContext, keys: SessionKeys, error: ManifestsError) -> FencedError | None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from zarr_manifests.engine.history.ancestry import ancestors, is_missing, snapshot_ref
+from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.history.left_behind import floor_below
+from zarr_manifests.engine.root.roots import is_missing
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
     Conflict,

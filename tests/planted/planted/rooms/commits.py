@@ -67,7 +67,7 @@ FAULTS = [
     ),
     Fault(
         "unknown-outcome-leaves-the-session-open",
-        "engine/commit/landing.py",
+        "engine/commit/commit_changes.py",
         "if isinstance(error, CommitOutcomeUnknownError) or not isinstance(error, ManifestsError):",
         "if not isinstance(error, ManifestsError):",
     ),
