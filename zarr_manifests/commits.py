@@ -24,10 +24,13 @@ from zarr_manifests.engine.commit.commit_changes import (
     commit,
 )
 from zarr_manifests.engine.commit.landing import Landed
-from zarr_manifests.engine.commit.merging import Merging, plan_merge
-from zarr_manifests.engine.commit.rebase import Rebasing, rebase_changes
-from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
-from zarr_manifests.engine.commit.replay import patch
+from zarr_manifests.engine.commit.rebase import (
+    Rebasing,
+    Relocating,
+    rebase_changes,
+    relocate_changes,
+)
+from zarr_manifests.engine.commit.replay import Merging, patch, plan_merge
 from zarr_manifests.engine.compact.outcomes import compact_if_due
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.contents import summary

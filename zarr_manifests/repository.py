@@ -23,12 +23,13 @@ from zarr_manifests.display import html_page
 from zarr_manifests.engine import commit, compact, edit, history, upkeep
 from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, hold
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
-from zarr_manifests.engine.root.root_metadata import metadata_of, set_metadata
 from zarr_manifests.engine.root.roots import RootAt, opened
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.opening import (
+    metadata_of,
     open_at,
     save_config,
+    set_metadata,
 )
 from zarr_manifests.engine.snapshot.preload import RefsPreload
 from zarr_manifests.engine.snapshot.totals import totals_of

@@ -18,10 +18,8 @@ from zarr_manifests import commits
 from zarr_manifests.engine.commit import advance_marks, landing
 from zarr_manifests.engine.commit import commit_changes as commit
 from zarr_manifests.engine.commit import rebase as rebasing
-from zarr_manifests.engine.commit import relocate as relocating
 from zarr_manifests.engine.compact import compaction as compact
 from zarr_manifests.engine.compact import repack_chunks as repacking
-from zarr_manifests.engine.compact import runs as rollup
 from zarr_manifests.engine.edit import forks
 from zarr_manifests.engine.edit.merge_forks import Merge
 from zarr_manifests.engine.history import ancestry, leases, left_behind, refs
@@ -222,7 +220,7 @@ def appended_in_place(patch: pytest.MonkeyPatch) -> None:
     def put(result: Any, move: Any, table: Any) -> None:
         result.put_table(move.node_id, table)
 
-    patch.setattr(relocating, "_put_shifted", put)
+    patch.setattr(rebasing, "_put_shifted", put)
 
 
 @mutant("A commit lands on a branch that was reset to a history without its base.", 1)
@@ -347,17 +345,17 @@ def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.", 5)
 def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
-    layers_of = rollup._layers
+    layers_of = compact._layers
 
     def apart(*args: Any) -> Any:
         return {node: [*found[1:], found[0]] for node, found in layers_of(*args).items()}
 
-    patch.setattr(rollup, "_layers", apart)
+    patch.setattr(compact, "_layers", apart)
 
 
 @mutant("A run omits its deltas' deletions, although the base still has the nodes or chunks.", 35)
 def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
-    layers_of = rollup._layers
+    layers_of = compact._layers
 
     def without(*args: Any) -> Any:
         found = layers_of(*args)
@@ -367,7 +365,7 @@ def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
                 layers[i] = replace(layer, tables=tuple(table for table in kept if len(table)))
         return {node: layers for node, layers in found.items() if any(x.tables for x in layers)}
 
-    patch.setattr(rollup, "_layers", without)
+    patch.setattr(compact, "_layers", without)
 
 
 @mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 88)

@@ -34,9 +34,14 @@ from zarr_manifests.engine.commit.landing import (
     land,
     tell_landed,
 )
-from zarr_manifests.engine.commit.rebase import Mine, Rebasing, rebase_changes
-from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
-from zarr_manifests.engine.commit.replay import combined
+from zarr_manifests.engine.commit.rebase import (
+    Mine,
+    Rebasing,
+    Relocating,
+    combined,
+    rebase_changes,
+    relocate_changes,
+)
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.packs import Pack
 from zarr_manifests.engine.edit.workspace import UNKNOWN, TipCheck, Workspace

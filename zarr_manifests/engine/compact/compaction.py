@@ -3,65 +3,86 @@
 1. Leaves of the base with enough pending changes are rewritten with these changes (`merge_leaves`),
    together with a new node table. Other manifests stay as they are, under the same keys.
 2. The oldest entries of the read list that the base now covers are dropped. Neighbours among the
-   others are merged into runs (`runs`), as `planning.upkeep.compaction_triggers` decides.
+   others are merged into runs, as `planning.upkeep.compaction_triggers` decides.
 3. The new read list is committed as a REWRITE. It changes no data, so it never conflicts: if the
    branch has moved, newer deltas stay on top, provided that the compacted entries are unchanged. If
    they are not, somebody else was faster and this compaction is dropped.
 
 Invariant: an entry is dropped only together with all older ones. So reads are right even outside
 the boxes of all leaves, where no record says what has been merged.
+
+A run is one delta. For each chunk and node it has the newest entry's state, and for each node the
+combined truncation. UNSET rows are kept, since the base may still have the chunk. Invariant:
+applied to any older state, a run has the same effect as its entries one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.commit.landing import NextVersion, land, merged_pages, rewritten
-from zarr_manifests.engine.compact.base_writing import encoded_base
+from zarr_manifests.engine.commit.carry_zones import upload_of
+from zarr_manifests.engine.commit.landing import (
+    NextVersion,
+    encoded_delta,
+    land,
+    merged_pages,
+    rewritten,
+)
 from zarr_manifests.engine.compact.merge_leaves import (
     NodeMerge,
     Pending,
     due_changes,
     due_manifests,
+    encoded_base,
     pending_of,
     repack,
 )
 from zarr_manifests.engine.compact.presence_index import Presence, leaf_names, with_entries
-from zarr_manifests.engine.compact.runs import roll_up
 from zarr_manifests.engine.compact.write_leaves import (
     LeavesHere,
     WriteLeaves,
     Written,
     write_in_tasks,
 )
-from zarr_manifests.engine.compact.zone_index import LeafZones, paged_zones
+from zarr_manifests.engine.compact.zone_index import LeafZones, load_zones, paged_zones
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
 from zarr_manifests.engine.root.epochs import claim_compaction, overtaken
 from zarr_manifests.engine.root.roots import RootAt, opened
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
 from zarr_manifests.engine.snapshot.totals import counts_of_base, ref_counts, sums_after
 from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.snapshot.zones import UNUSABLE
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.blobs import BlobRef
-from zarr_manifests.format.delta import COMMIT_ID_BYTES
-from zarr_manifests.format.manifest import Part
-from zarr_manifests.format.nodes import Base, NodeKind
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
+from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.nodes import Base, Node, NodeKind
 from zarr_manifests.format.root import COMPACTOR, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.format.zone_maps import ZoneTable
+from zarr_manifests.grid import Coords
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
+from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.tables.merge import Layer, merge_layers, split
+from zarr_manifests.planning.tables.sums import merged_counts
 from zarr_manifests.planning.upkeep.compaction_triggers import (
     CompactionMode,
     Size,
     merge_groups,
     opening_is_slow,
 )
+from zarr_manifests.planning.upkeep.digests import coordinate_ids
+from zarr_manifests.planning.zones.entries import merged_by_node, taken, valid
 from zarr_manifests.progress import expect, is_shown, tell
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
@@ -420,3 +441,103 @@ def _places(snapshot: Snapshot, count: int) -> tuple[str | None, list[str]]:
     """Where its base is, and its oldest deltas."""
     base = None if snapshot.base is None else snapshot.base.key
     return base, [entry.log.key for entry in snapshot.deltas[:count]]
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def roll_up(
+    context: ReadContext,
+    view: SnapshotView,
+    entries: Sequence[DeltaEntry],
+    keys: SessionKeys,
+) -> tuple[DeltaEntry, list[Upload]]:
+    """Merge neighbours of the view's read list; return the run's entry and objects to upload."""
+    wanted = [(entry.log, Delta) for entry in entries]
+    context.objects.prefetch(
+        [*wanted, *((ref.blob, Manifest) for e in entries for ref in e.manifests)]
+    )
+    deltas = [context.objects.load(ref, kind) for ref, kind in wanted]
+    nodes: dict[str, Node] = {}
+    deleted: dict[str, bytes] = {}
+    for delta in deltas:
+        for path in delta.deleted:
+            nodes.pop(path, None)
+        deleted |= delta.deleted
+        nodes |= {node.path: node for node in delta.nodes}
+    alive = view.by_id.keys()
+    truncated: dict[bytes, Coords] = {}
+    parts: dict[bytes, list[ChunkTable]] = {}
+    for node_id, layers in _layers(context, entries, deltas).items():
+        if node_id not in alive:
+            continue  # the node was deleted
+        merged = merge_layers(layers)
+        if merged.truncated is not None:
+            truncated[node_id] = merged.truncated
+        if merged.table is not None:
+            parts[node_id] = [*split(merged.table, LEAF_ROWS)]
+    encoded = {
+        node_id: Manifest.of([(node_id, table) for table in tables])
+        for node_id, tables in parts.items()
+    }
+    commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
+    listed = tuple(nodes[path] for path in sorted(nodes))
+    run, uploads = encoded_delta(
+        context,
+        keys,
+        Delta(commit_id, listed, deleted, truncated),
+        encoded,
+        coordinate_ids(view.nodes.values(), encoded),
+    )
+    log = uploads[-1].ref
+    held = {part.node_id for part in run.embedded.directory()}
+    entry = DeltaEntry.of(
+        log,
+        run,
+        entries[-1].last,
+        coordinate_ids(view.nodes.values(), held),
+        first=entries[0].first,
+    )
+    zones = _zones(context, entries, parts, keys)
+    uploads += [] if zones is None else [zones]
+    at = None if zones is None else zones.ref
+    counts = merged_counts(entries, view.base_sequence, alive)
+    return replace(entry, counts=counts, zones=at), uploads
+
+
+def _zones(
+    context: ReadContext,
+    entries: Sequence[DeltaEntry],
+    parts: Mapping[bytes, Sequence[ChunkTable]],
+    keys: SessionKeys,
+) -> Upload | None:
+    """The object with the entries of zone maps that still describe a chunk of the run."""
+    refs = [entry.zones for entry in entries if entry.zones is not None]
+    found: list[tuple[bytes, ZoneTable]] = []
+    for zones in context.runtime.parallel([partial(load_zones, context, ref) for ref in refs]):
+        for node_id in zones.nodes & parts.keys():
+            with suppress(*UNUSABLE):
+                for table in zones.of_node(node_id):
+                    count = np.zeros(len(table), np.bool_)
+                    for part in parts[node_id]:
+                        count |= valid(table, part)
+                    kept = taken(table, count)
+                    found += [] if kept is None else [(node_id, kept)]
+    return upload_of(merged_by_node(found), keys)
+
+
+def _layers(
+    context: ReadContext, entries: Sequence[DeltaEntry], deltas: Sequence[Delta]
+) -> dict[bytes, list[Layer]]:
+    """The layers of each node's chunks, oldest first."""
+    layers: dict[bytes, list[Layer]] = {}
+    for entry, delta in zip(entries, deltas, strict=True):
+        tables: dict[bytes, list[ChunkTable]] = {}
+        manifests = [context.objects.load(ref.blob, Manifest) for ref in entry.manifests]
+        for manifest in (delta.embedded, *manifests):
+            for part, data in manifest.parts:
+                tables.setdefault(part.node_id, []).append(manifest.decode(part, data))
+        for node_id in {*tables, *delta.truncated}:
+            layer = Layer(delta.truncated.get(node_id), tuple(tables.get(node_id, ())))
+            layers.setdefault(node_id, []).append(layer)
+    return layers

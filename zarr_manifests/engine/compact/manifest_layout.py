@@ -2,26 +2,28 @@
 
 The present layout is read from the base's directory alone. A planned layout, and all costs, are
 measured: a full compaction runs on a scratch storage, which is then opened as by a new process,
-with its requests counted. So both are exact.
+with its requests counted. So both are exact. Invariant: the scratch storage's root is that of the
+moment when it was made, whatever others do later; other objects never change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.compact.compaction import compact_branch
-from zarr_manifests.engine.compact.scratch import ScratchStorage
 from zarr_manifests.engine.history.refs import REF_ATTEMPTS, Refs
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import ref_counts
 from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import ObjectNotFoundError
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.metrics import Meter, Metrics
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
 from zarr_manifests.planning.layout.sets import explain
@@ -34,7 +36,9 @@ from zarr_manifests.reports import (
 )
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.metered import metered, unmetered
+from zarr_manifests.storage.protocol import Capabilities, ObjectInfo
 from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers
 
@@ -171,3 +175,49 @@ def _layout(
             ArrayPlace(one.path, one.rule, one.wanted, one.overflows, leaves, rows, is_coordinate)
         )
     return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays))
+
+
+# --- a scratch storage ----------------------------------------------------------------------------
+
+
+class ScratchStorage(MemoryStorage):
+    """Reads from the storage below; writes (new objects and the root) go to memory."""
+
+    def __init__(self, below: Storage) -> None:
+        super().__init__()
+        self._below = below
+        self.put(ROOT_KEY, below.get(ROOT_KEY))
+
+    @property
+    def url(self) -> str:
+        return self._below.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self._below.capabilities, create=True, cas=True)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        try:
+            return super().get(key, start, length)
+        except ObjectNotFoundError:
+            return self._below.get(key, start, length)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        try:
+            return super().get_ranges(key, ranges)
+        except ObjectNotFoundError:
+            return self._below.get_ranges(key, ranges)
+
+    def head(self, key: str) -> ObjectInfo:
+        try:
+            return super().head(key)
+        except ObjectNotFoundError:
+            return self._below.head(key)
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        found = {info.key: info for info in self._below.list(prefix, after)}
+        found |= {info.key: info for info in super().list(prefix, after)}
+        yield from (found[key] for key in sorted(found))
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self.get(key, start, length)

@@ -1,4 +1,4 @@
-"""Merging pending changes into leaves of the base, and packing the leaves into manifests.
+"""Merging pending changes into leaves of the base, packing these into manifests, writing the base.
 
 Which leaves are due is estimated from the boxes and row counts in the read list, without fetching
 anything: the refs of an entry are assumed to be spread evenly in their box. Refs outside all leaves
@@ -11,23 +11,30 @@ after each step the base is complete. A full compaction rewrites each array in a
 
 Within a step, only about `BATCH_ROWS` refs are in memory. First, the coordinates of the chunks are
 read, region by region: they show where the new leaves are and how many refs each has, which decides
-how leaves are packed. Then leaves are merged, encoded and uploaded, one batch after the other.
+how leaves are packed. Then leaves are merged, encoded and uploaded, one batch after the other. The
+base itself is written whole if it is small, else the pages of it that have changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from zarr_manifests.engine.compact.write_leaves import WriteLeaves, Written, leaf_table
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import ObjectReader, Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import Heap
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.format.manifest import Part
+from zarr_manifests.format.blobs import with_copies
+from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.nodes import Base, LeafPage, Node, NodeKind, NodePage
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.layout.batches import batches
 from zarr_manifests.planning.layout.closure import ArrayChange, Closure, Due, close
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf
@@ -42,6 +49,8 @@ from zarr_manifests.planning.upkeep.compaction_triggers import overlap_refs
 
 STEP_REFS = 4_000_000
 _ALL_REFS: Final = 1 << 62
+_BASE_COPY_BYTES: Final = 256 * 1024
+_PAGE_COPY_BYTES: Final = 8 * 1024
 
 
 @dataclass(slots=True)
@@ -353,3 +362,84 @@ def _in_cells(coords: IndexArray, layout: Layout, cells: Collection[Coords]) -> 
     for rows in layout.groups(coords) if cells else ():
         chosen[rows] = tuple((coords[rows[0]] // layout.cell).tolist()) in cells
     return coords if chosen.all() else coords[chosen]
+
+
+# --- writing the base -----------------------------------------------------------------------------
+
+
+def encoded_base(
+    objects: ObjectReader,
+    view: SnapshotView,
+    whole: Base,
+    keys: SessionKeys,
+    known: Mapping[str, bytes],
+) -> tuple[Upload, list[Upload]]:
+    """Return the base that replaces the view's, and its new pages; pages that stay are linked.
+
+    Parameters
+    ----------
+    objects : ObjectReader
+        Remembers what is written.
+    view : SnapshotView
+        The snapshot that is compacted.
+    whole : Base
+        The new base, without pages.
+    keys : SessionKeys
+        Names the new objects.
+    known : mapping of str to bytes
+        New small manifests, by key.
+    """
+    old = () if view.pages is None else view.pages.linked_pages()
+    old_leaves = () if view.pages is None else view.pages.linked_leaf_pages()
+    copies = partial(_with_copies, known=known, budget_bytes=_PAGE_COPY_BYTES)
+    inline, nodes, leaves = node_pages.plan_pages(whole, old, old_leaves, node_pages.LIMITS, copies)
+    uploads: list[Upload] = []
+
+    def written(page: Base, data: bytes) -> Upload:
+        uploads.append(Upload(keys.next("nodes"), data))
+        objects.remember(uploads[-1].ref, page)
+        return uploads[-1]
+
+    paths = {node.path for node in whole.nodes}
+    pages = []
+    for one in nodes:
+        blob = one.kept.blob if one.kept else written(one.page, one.data).ref
+        orphans = node_pages.orphans(one.page, paths)
+        pages.append(NodePage.to(blob, one.page, orphans=orphans))
+    leaf_pages = [
+        other.kept or LeafPage.to(written(other.page, other.data).ref, other.page)
+        for other in leaves
+    ]
+    inline = replace(
+        inline,
+        manifests=_with_copies(inline.nodes, inline.manifests, known, _BASE_COPY_BYTES),
+        pages=tuple(pages),
+        leaf_pages=tuple(leaf_pages),
+    )
+    base = Upload(keys.next("nodes"), inline.encode())
+    objects.remember(base.ref, inline)
+    return base, uploads
+
+
+def _with_copies(
+    nodes: Sequence[Node],
+    manifests: Sequence[ManifestRef],
+    known: Mapping[str, bytes],
+    budget_bytes: int,
+) -> tuple[ManifestRef, ...]:
+    """The directory with copies of small manifests of coordinates, up to a total size."""
+    coordinates = {
+        node.node_id
+        for node in nodes
+        if node.kind is NodeKind.ARRAY and node.array and node.array.is_coordinate(node.path)
+    }
+    wanted = [
+        i
+        for i in sorted(range(len(manifests)), key=lambda i: manifests[i].blob.length)
+        if any(part.node_id in coordinates for part in manifests[i].parts)
+    ]
+    copies = with_copies([manifests[i].blob for i in wanted], known, budget_bytes)
+    out = [replace(manifest, blob=manifest.blob.bare()) for manifest in manifests]
+    for i, blob in zip(wanted, copies, strict=True):
+        out[i] = replace(out[i], blob=blob)
+    return tuple(out)

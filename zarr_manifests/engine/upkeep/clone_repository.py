@@ -35,8 +35,7 @@ from zarr_manifests.engine.history.leases import give_up, take
 from zarr_manifests.engine.history.reachability import Link, follow
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
 from zarr_manifests.engine.objects.metadata import Objects, create_or_find
-from zarr_manifests.engine.root.create import check_outside
-from zarr_manifests.engine.root.disk_reserve import keep_reserve
+from zarr_manifests.engine.root.create import check_outside, keep_reserve
 from zarr_manifests.engine.root.heartbeat import Held
 from zarr_manifests.engine.root.roots import Roots, is_missing
 from zarr_manifests.engine.snapshot.context import Context, ReadContext

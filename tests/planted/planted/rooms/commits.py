@@ -37,13 +37,13 @@ FAULTS = [
     ),
     Fault(
         "objects-of-others-withdrawn",
-        "engine/root/deferred_create.py",
+        "engine/root/create.py",
         "for key in keys if any(name in key for name in own))",
         "for key in keys if own)",
     ),
     Fault(
         "withdrawn-while-a-swap-may-land",
-        "engine/root/deferred_create.py",
+        "engine/root/create.py",
         "return True  # a request",
         "return False  # a request",
     ),
