@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import zarr
 
-from zarr_manifests.engine.commit.advance_marks import check_now
 from zarr_manifests.engine.commit.commit_changes import (
     CommitRequest,
     checked_message,
     checked_metadata,
     commit,
 )
-from zarr_manifests.engine.commit.landing import Landed
+from zarr_manifests.engine.commit.landing import Landed, check_now
 from zarr_manifests.engine.commit.rebase import (
     Rebasing,
     Relocating,

@@ -15,8 +15,8 @@ import pytest
 
 from simulated import Outcome, simulate
 from zarr_manifests import commits
-from zarr_manifests.engine.commit import advance_marks, landing
 from zarr_manifests.engine.commit import commit_changes as commit
+from zarr_manifests.engine.commit import landing
 from zarr_manifests.engine.commit import rebase as rebasing
 from zarr_manifests.engine.compact import compaction as compact
 from zarr_manifests.engine.compact import repack_chunks as repacking
@@ -149,7 +149,7 @@ def marks_compared_last(patch: pytest.MonkeyPatch) -> None:
 def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
     def stale(context: Any, branch: str, txn: Any) -> None:
         root = context.roots.with_branch(context.roots.latest.root, branch)
-        advance_marks.check_marks(context, root, branch, txn)
+        landing.check_marks(context, root, branch, txn)
 
     patch.setattr(commits, "check_now", stale)
 
@@ -179,12 +179,12 @@ def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Versions that are missing before a step are not noticed.", 11, "streams")
 def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
-    check = advance_marks._check_txn
+    check = landing._check_txn
 
     def any_lower(context: Any, tip: Any, head: Any, txn: Any, branch: str) -> None:
         check(context, tip, head, replace(txn, after=None), branch)
 
-    patch.setattr(advance_marks, "_check_txn", any_lower)
+    patch.setattr(landing, "_check_txn", any_lower)
 
 
 # --- conflicts and branches --------------------------------------------------------------------
@@ -302,7 +302,7 @@ def copies_share_names(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A compaction replaces newer deltas instead of going below them.", 5)
 def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
-    make, made = compact._Work.make, compact.rewritten
+    make, made = compact._Work._make, compact.rewritten
     work: list[Any] = []
 
     def noted(self: Any, root: Any) -> Any:
@@ -310,9 +310,9 @@ def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
         return make(self, root)
 
     def over(*args: Any, **more: Any) -> Any:
-        return made(*args, **{**more, "deltas": work[0].entries, "digests": ()})
+        return made(*args, **{**more, "deltas": work[0]._entries, "digests": ()})
 
-    patch.setattr(compact._Work, "make", noted)
+    patch.setattr(compact._Work, "_make", noted)
     patch.setattr(compact, "rewritten", over)
 
 

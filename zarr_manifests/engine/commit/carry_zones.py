@@ -30,13 +30,15 @@ _ROWS_TOGETHER: Final = 4 * PAGE_ROWS
 
 
 def zones_upload(
-    changes: ChangeSet, tables: Mapping[bytes, Sequence[Rows]], keys: SessionKeys
+    zones: Mapping[bytes, Sequence[ZoneTable | bytes]],
+    tables: Mapping[bytes, Sequence[Rows]],
+    keys: SessionKeys,
 ) -> Upload | None:
-    """The object with entries of the chunks in these tables, by node; None if there are none."""
+    """The object with the entries that describe chunks in these tables; None if there are none."""
     found = (
         merged
         for node_id, parts in tables.items()
-        for group in _together(changes.zones.get(node_id, ()))
+        for group in _together(zones.get(node_id, ()))
         for merged in _merged(node_id, group, parts)
     )
     return upload_of(found, keys)

@@ -8,7 +8,7 @@
    where that is safe (`rebase`, `relocate`). Its snapshot is written anew, its delta only where
    nodes that both sides changed were merged; chunks and manifests are never uploaded twice.
 
-Whether the marks allow the commit (`advance_marks`), whether the session may still commit
+Whether the marks allow the commit (`check_marks`), whether the session may still commit
 (`admitted`), and whether a snapshot that chunk refs were taken from is still in history, is checked
 against each root that is about to be replaced, in this order. So all held when the swap took
 effect. What a commit says about itself is checked before anything is written.
@@ -17,7 +17,7 @@ effect. What a commit says about itself is checked before anything is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import ge, le
@@ -25,13 +25,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.engine.commit.advance_marks import check_marks, marks_after
 from zarr_manifests.engine.commit.carry_zones import take_zones, zones_upload
 from zarr_manifests.engine.commit.landing import (
     Landed,
     NextVersion,
+    check_marks,
     encoded_delta,
     land,
+    marks_after,
     tell_landed,
 )
 from zarr_manifests.engine.commit.rebase import (
@@ -209,7 +210,10 @@ def _landed(
     """Commit the changes, made on top of `view`, without staged chunks among them."""
     context, keys = workspace.context, workspace.keys
     prepared = _prepare(context, view, changes, keys, request, len(packs))
-    prepared = _counted(context, view, prepared)
+    fetch = partial(rows_of, context.objects)
+    with suppress(CorruptObjectError, MissingChunkError):  # then it is computed on the tip
+        effect = effect_of(prepared.delta, prepared.tables, view, fetch)  # not in the turn
+        prepared = replace(prepared, effect=effect)
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
@@ -320,7 +324,7 @@ def _prepare(
         {place for place in encoded if place[0] in coordinates},
         [t.manifest for parts in tables.values() for t in parts if isinstance(t, Spilled)],
     )
-    log, zones = uploads[-1].ref, zones_upload(changes, tables, keys)
+    log, zones = uploads[-1].ref, zones_upload(changes.zones, tables, keys)
     uploads += [] if zones is None else [zones]
     snapshot = Snapshot(
         snapshot_id_of(keys.next("snapshots")),  # each attempt has its own id
@@ -352,16 +356,6 @@ def _coordinates(
     return coordinate_ids((node for node in found if node is not None), among)
 
 
-def _counted(context: ReadContext, view: SnapshotView, prepared: _Prepared) -> _Prepared:
-    """The commit with its effect, computed before the turn so that nobody waits for it."""
-    fetch = partial(rows_of, context.objects)
-    try:
-        effect = effect_of(prepared.delta, prepared.tables, view, fetch)
-    except (CorruptObjectError, MissingChunkError):
-        return prepared  # the base may have been collected; it is then computed on the tip
-    return replace(prepared, effect=effect)
-
-
 def _place(
     context: Context,
     prepared: _Prepared,
@@ -381,13 +375,13 @@ def _place(
         fetch = partial(rows_of, context.objects)
         effect = effect_of(delta, prepared.tables, parent, fetch)
     entry = replace(entry, counts=effect.counts, zones=prepared.zones)
-    marks = marks_after(context, tip, request.txn, request.steps, keys)
+    marks, page, more = marks_after(context, tip, request.txn, request.steps, keys)
     snapshot = replace(
         prepared.snapshot,
         base=before.base,
         deltas=(*before.deltas, entry),
-        marks=marks.own,
-        marks_page=marks.page,
+        marks=marks,
+        marks_page=page,
         # Amending a merge, as opposed to committing on top of one, leaves it one.
         merged=request.merged if amends is None else tip.merged,
         digests=before.digests,
@@ -396,7 +390,7 @@ def _place(
         written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
         sums=effect.sums(parent, entry, delta),
     )
-    uploads = [*prepared.uploads, *marks.uploads]
+    uploads = [*prepared.uploads, *more]
     left = None if amends is None else amends.snapshot_id
     return NextVersion(parent, snapshot, uploads, delta.nodes, left=left)
 

@@ -7,7 +7,10 @@
 3. One compare-and-swap of the root (`roots`). Nothing else makes the version visible. If somebody
    else's swap came first, all is done again on the new head; nothing is uploaded twice.
 
-Every snapshot says the same of its ancestors: what its parent says, and an entry of that one.
+Every snapshot says the same of its ancestors: what its parent says, and an entry of that one. The
+marks of applications are compared on each attempt, with those of the very snapshot that it replaces
+or builds on, before anything else is checked. That a version is committed is said only of a root
+that was read after the commit was called, and that is durable.
 """
 
 from __future__ import annotations
@@ -19,13 +22,22 @@ from functools import partial
 from typing import Any, Final
 
 from zarr_manifests.engine.history.ancestry import pages_above
+from zarr_manifests.engine.history.find_marks import mark_of, paged_marks, snapshot_of
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.root.epochs import admitted
-from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.root.roots import RootAt, opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import DIGESTS, SnapshotView, opening_kind
-from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    CorruptObjectError,
+    ObjectNotFoundError,
+    TransactionAlreadyCommitted,
+    TransactionGapError,
+)
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.delta import CommitKind, Delta
 from zarr_manifests.format.entry_columns import HistoryEntries
@@ -36,14 +48,22 @@ from zarr_manifests.format.root import (
     HISTORY_PAGES,
     MARKS_PAGE,
     MERGE,
+    ROOT_KEY,
     ZONE_MAPS,
     Branch,
     LogEntry,
     Root,
     leaving,
 )
-from zarr_manifests.format.snapshot import DigestEntry, Snapshot
+from zarr_manifests.format.snapshot import MOST_IN_SNAPSHOT, DigestEntry, MarksPage, Snapshot
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.conflict.transactions import (
+    NO_MARK,
+    MarkStep,
+    Txn,
+    moved_marks,
+    shown,
+)
 from zarr_manifests.planning.layout.packing import plan_embedding
 from zarr_manifests.planning.upkeep.digests import digest_from, make_digest, needs_digest
 from zarr_manifests.planning.upkeep.history_rolls import are_a_page, pages_to_merge, pages_to_roll
@@ -453,3 +473,123 @@ def tell_landed(
         duration_ms,
         extra={**facts, **more},
     )
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+def check_now(context: Context, branch: str, txn: Txn) -> None:
+    """Raise if the branch, as it is now, does not let the step be taken.
+
+    Raises
+    ------
+    TransactionAlreadyCommitted
+        If it was committed.
+    TransactionGapError
+        If the version before is not the one it comes after.
+    """
+
+    def check() -> None:
+        root = context.roots.with_branch(context.roots.read().root, branch)
+        check_marks(context, root, branch, txn)
+
+    opened(check)
+
+
+def check_marks(
+    context: Context,
+    root: Root,
+    branch: str,
+    txn: Txn | None,
+    steps: tuple[MarkStep, ...] = (),
+) -> None:
+    """Raise if the marks of the branch's head do not allow the commit.
+
+    Raises
+    ------
+    TransactionAlreadyCommitted
+        If the transaction was committed.
+    TransactionGapError
+        If the version before is not the one that the transaction comes after.
+    ConflictError
+        If a mark is not where its step begins.
+    """
+    tip = root.branches.get(branch)
+    if tip is None or (txn is None and not steps):
+        return  # without a branch, `admitted` raises
+    head = context.objects.load(tip.head, Snapshot)
+    if txn is not None:
+        _check_txn(context, tip, head, txn, branch)
+    conflicts = [
+        Conflict(
+            ConflictKind.TXN,
+            "/",
+            "txn",
+            f"the last version of {step.app!r} is {shown(mark)} and not {shown(step.before)}",
+        )
+        for step in steps
+        if (mark := mark_of(context, head, step.app)) != step.before
+    ]
+    if conflicts:
+        raise ConflictError(
+            f"the last versions of applications on branch {branch!r} are not those that this "
+            "commit expects; nothing was committed. `repo.txn_versions(branch)` lists them",
+            conflicts,
+        )
+
+
+def _check_txn(context: Context, tip: Branch, head: Snapshot, txn: Txn, branch: str) -> None:
+    assert txn.version is not None  # to forget one is no step
+    mark = mark_of(context, head, txn.app)
+    if mark >= txn.version:
+        # Others may have swapped this root in and not have synced it yet.
+        context.storage.sync([ROOT_KEY])
+        found = snapshot_of(context, tip, txn.app, txn.version)
+        where = "" if found is None else f", in snapshot {found}"
+        raise TransactionAlreadyCommitted(
+            f"version {txn.version} of {txn.app!r} is committed to branch {branch!r} already"
+            f"{where}; its last version is {mark}. Nothing was committed",
+            txn.app,
+            txn.version,
+            mark,
+            found,
+        )
+    if txn.after is not None and mark != txn.after:
+        raise TransactionGapError(
+            f"version {txn.version} of {txn.app!r} comes after {shown(txn.after)}, but the last "
+            f"one on branch {branch!r} is {shown(mark)}; nothing was committed. Versions between "
+            "are missing, perhaps because the branch was reset or restored: commit them first, or "
+            "leave out `after` to skip them"
+        )
+
+
+def marks_after(
+    context: Context,
+    tip: Snapshot,
+    txn: Txn | None,
+    steps: tuple[MarkStep, ...],
+    keys: SessionKeys,
+) -> tuple[Mapping[str, int], BlobRef | None, list[Upload]]:
+    """The marks of a snapshot that comes after `tip`, or replaces it.
+
+    Its own, the pointer of its page, and the page to upload, if that is new.
+    """
+    if txn is not None:
+        assert txn.version is not None
+        steps = (*steps, MarkStep(txn.app, NO_MARK, txn.version))
+    if not steps:
+        return tip.marks, tip.marks_page, []
+    own = moved_marks(tip.marks, steps)
+    gone = {step.app for step in steps if step.version == NO_MARK}
+    page = paged_marks(context, tip).marks if gone or len(own) > MOST_IN_SNAPSHOT else {}
+    left = {app: version for app, version in page.items() if app not in gone}
+    if len(own) > MOST_IN_SNAPSHOT:
+        newest = {step.app for step in steps}
+        left |= {app: version for app, version in own.items() if app not in newest}
+        own = {app: version for app, version in own.items() if app in newest}
+    elif len(left) == len(page):
+        return own, tip.marks_page, []
+    if not left:
+        return own, None, []
+    upload = Upload.of(keys, "pages", MarksPage(left).encode())
+    return own, upload.ref, [upload]

@@ -18,7 +18,7 @@ applied to any older state, a run has the same effect as its entries one after t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,13 +26,14 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.commit.carry_zones import upload_of
+from zarr_manifests.engine.commit.carry_zones import zones_upload
 from zarr_manifests.engine.commit.landing import (
     NextVersion,
     encoded_delta,
     land,
     merged_pages,
     rewritten,
+    tell_landed,
 )
 from zarr_manifests.engine.compact.merge_leaves import (
     NodeMerge,
@@ -54,10 +55,15 @@ from zarr_manifests.engine.compact.zone_index import LeafZones, load_zones, page
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
 from zarr_manifests.engine.root.epochs import claim_compaction, overtaken
-from zarr_manifests.engine.root.roots import RootAt, opened
+from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
-from zarr_manifests.engine.snapshot.totals import counts_of_base, ref_counts, sums_after
+from zarr_manifests.engine.snapshot.totals import (
+    counts_of_base,
+    node_facts,
+    pending_rows,
+    sums_after,
+)
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import UNUSABLE
 from zarr_manifests.errors import ConflictError
@@ -65,13 +71,13 @@ from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest, Part
-from zarr_manifests.format.nodes import Base, Node, NodeKind
+from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.root import COMPACTOR, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
-from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
+from zarr_manifests.planning.layout.leaves import BaseIndex
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
 from zarr_manifests.planning.tables.merge import Layer, merge_layers, split
 from zarr_manifests.planning.tables.sums import merged_counts
@@ -82,7 +88,6 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     opening_is_slow,
 )
 from zarr_manifests.planning.upkeep.digests import coordinate_ids
-from zarr_manifests.planning.zones.entries import merged_by_node, taken, valid
 from zarr_manifests.progress import expect, is_shown, tell
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
@@ -101,11 +106,12 @@ def compact_branch(
     size_ratio: float | None = None,
     claim: bool = False,
     run: Run | None = None,
+    told: bool = True,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Compact a branch's head; `size_ratio` overrides the configuration.
 
     With `claim`, running compactions are shut out first. With `run`, its tasks write the leaves.
-    `progress` is told how many refs are merged.
+    `progress` is told how many refs are merged. If `told`, it is counted and logged.
 
     Raises
     ------
@@ -114,66 +120,31 @@ def compact_branch(
     CorruptObjectError
         If something to merge is damaged; nothing is changed.
     """
+    start_s, roots = context.runtime.monotonic_s(), context.roots
     ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
+    known = [claim_compaction(roots) if claim and not dry_run else roots.latest]
+
+    def attempt() -> tuple[CompactionReport, BlobRef | None]:
+        root = roots.with_branch((known.pop() if known else roots.read()).root, branch)
+        if branch not in root.branches:
+            return CompactionReport(mode=mode, dry_run=dry_run), None
+        work = _Work(context, root, branch, mode, ratio, run)
+        if dry_run:
+            return work.estimate(), None
+        return work.land() if work.do() else (work.before, None)
+
     with tallied_reads() as read:
-        known = [claim_compaction(context.roots) if claim and not dry_run else context.roots.latest]
-
-        def attempt() -> tuple[CompactionReport, BlobRef | None]:
-            at = known.pop() if known else context.roots.read()
-            return _compact(context, at, branch, mode, ratio, dry_run=dry_run, run=run)
-
-        report, head = opened(attempt)
-    return replace(report, bytes_read=report.bytes_read + sum(read)), head
-
-
-def _compact(
-    context: Context,
-    at: RootAt,
-    branch: str,
-    mode: CompactionMode,
-    ratio: float,
-    *,
-    dry_run: bool,
-    run: Run | None,
-) -> tuple[CompactionReport, BlobRef | None]:
-    root = context.roots.with_branch(at.root, branch)
-    tip = root.branches.get(branch)
-    if tip is None:
-        return CompactionReport(mode=mode, dry_run=dry_run), None
-    view = context.open_branch(tip)
-    entries = view.snapshot.deltas
-    before = CompactionReport(
-        mode=mode,
-        dry_run=dry_run,
-        deltas_before=len(entries),
-        deltas_after=len(entries),
-        manifests_before=len(view.manifests),
-        manifests_after=len(view.manifests),
-    )
-    keys = SessionKeys(at.root.version, context.runtime)
-    work = _Work(context, view, keys, mode, ratio, branch, root, run)
-    if dry_run:
-        return work.estimate(before), None
-    if not work.do():
-        return before, None
-    what = f"compaction of {branch!r}", "start it again later"
-    try:
-        landed = land(context, branch, keys, view, work.make, work.uploads, what, _ATTEMPTS)
-    except ConflictError:
-        landed = None  # as if somebody else had compacted
-    if landed is None:
-        return before, None
-    report = replace(
-        before,
-        deltas_after=len(work.entries),
-        manifests_after=len(work.manifests),
-        manifests_written=work.done.manifests_written,
-        refs_merged=work.done.refs,
-        bytes_written=work.done.bytes_written + sum(len(u.data) for u in work.written),
-        bytes_read=work.done.bytes_read,
-        snapshot_id=landed.snapshot.snapshot_id,
-    )
-    return report, landed.head
+        found, head = opened(attempt)
+    found = replace(found, bytes_read=found.bytes_read + sum(read))
+    if head is not None and told:
+        facts = {
+            "mode": str(mode),
+            "refs_merged": found.refs_merged,
+            "bytes_written": found.bytes_written,
+            "bytes_read": found.bytes_read,
+        }
+        tell_landed(context, "compaction", branch, head, start_s, **facts)
+    return found, head
 
 
 class _Work:
@@ -181,40 +152,28 @@ class _Work:
 
     Attributes
     ----------
-    uploads : list of Upload
-        What `do` has encoded, to be written before the swap.
-    written : list of Upload
-        The same, with what the last attempt to land has added.
-    manifests : tuple of ManifestRef
-        The directory of the base.
-    entries : tuple of DeltaEntry
-        The read list.
-    done : Written
-        What was written of the base.
+    before : CompactionReport
+        What was there, as the report if nothing changes.
     """
 
     def __init__(
         self,
         context: Context,
-        view: SnapshotView,
-        keys: SessionKeys,
+        root: Root,
+        branch: str,
         mode: CompactionMode,
         ratio: float,
-        branch: str,
-        root: Root,
         run: Run | None,
     ) -> None:
-        self._run, self._told = run, 0
-        self._ratio, self._root, self._branch = ratio, root, branch
-        self._context, self._view, self._keys, self._mode = context, view, keys, mode
+        self._context, self._root, self._branch, self._mode = context, root, branch, mode
+        self._ratio, self._run, self._told = ratio, run, 0
+        self._keys = SessionKeys(root.version, context.runtime)
+        self._view = view = context.open_branch(root.branches[branch])
         self._old_base = BaseIndex(view.manifests)
-        nodes = {node.node_id: node for node in view.nodes.values() if node.kind != NodeKind.GROUP}
-        refs, bounds = ref_counts(view, self._old_base, self._rows_by_node())
         rules = context.config.chunk_manifests.rules
-        if bounds and any(rule.initialized_chunks is not None for rule in rules):
-            presence = Presence(context, view, branch)
-            refs |= {node: presence.count(node) for node in bounds}
-        self._facts = NodeFacts(nodes, refs)
+        counted = any(rule.initialized_chunks is not None for rule in rules)
+        exact = Presence(context, view, branch).count if counted else None
+        self._facts = node_facts(view, self._old_base, exact)
         self._merges: Mapping[bytes, NodeMerge] = {}
         self._heap = Heap(view, self._old_base, (), context.meter)
         self._commit_id = b""
@@ -222,27 +181,28 @@ class _Work:
         self._new_base: Upload | None = None
         self._sequence, self._counts = view.base_sequence, view.counts
         self._kept: dict[int, int] = {}  # old -> new position of entries that stay as they are
-        self.uploads: list[Upload] = []
-        self.written: list[Upload] = []
-        self.manifests = view.manifests
-        self.entries: tuple[DeltaEntry, ...] = ()
-        self.done = Written()
-
-    def _rows_by_node(self) -> dict[bytes, int]:
-        rows: dict[bytes, int] = {}
-        for entry in self._view.snapshot.deltas:
-            for part in entry.parts():
-                rows[part.node_id] = rows.get(part.node_id, 0) + part.count
-        return rows
+        self._uploads: list[Upload] = []
+        self._written: list[Upload] = []  # what the last attempt to land has added
+        self._manifests = view.manifests
+        self._entries = view.snapshot.deltas
+        self._done = Written()
+        self.before = CompactionReport(
+            mode=mode,
+            deltas_before=len(self._entries),
+            deltas_after=len(self._entries),
+            manifests_before=len(view.manifests),
+            manifests_after=len(view.manifests),
+        )
 
     @property
     def _everything(self) -> bool:
         return self._mode is CompactionMode.FULL
 
-    def estimate(self, before: CompactionReport) -> CompactionReport:
+    def estimate(self) -> CompactionReport:
         """Estimate what `do` would do from the read list, without fetching anything."""
         due = self._due(self._pending())
-        return replace(before, manifests_written=len(due), refs_merged=self._refs(due))
+        refs = self._refs(due)
+        return replace(self.before, dry_run=True, manifests_written=len(due), refs_merged=refs)
 
     def _due(self, pending: Mapping[bytes, Pending]) -> Collection[str]:
         """Keys of the manifests that are written anew."""
@@ -262,12 +222,43 @@ class _Work:
         """Write new manifests and encode the rest; whether there is anything to do."""
         if self._base_is_due():
             self._rebuild_base()
-        dropped = self._droppable(BaseIndex(self.manifests), self._sequence)
+        dropped = self._droppable(BaseIndex(self._manifests), self._sequence)
         self._roll_up(dropped)
         self._commit_id = self._context.runtime.random_bytes(COMMIT_ID_BYTES)
-        return bool(self.uploads or dropped)
+        return bool(self._uploads or dropped)
 
-    def make(self, root: Root) -> NextVersion | None:
+    def land(self) -> tuple[CompactionReport, BlobRef | None]:
+        """Put it on the branch; nothing has changed if others were faster."""
+        what = f"compaction of {self._branch!r}", "start it again later"
+        try:
+            landed = land(
+                self._context,
+                self._branch,
+                self._keys,
+                self._view,
+                self._make,
+                self._uploads,
+                what,
+                _ATTEMPTS,
+            )
+        except ConflictError:
+            landed = None
+        if landed is None:
+            return self.before, None
+        done, own = self._done, (*self._uploads, *self._written)
+        report = replace(
+            self.before,
+            deltas_after=len(self._entries),
+            manifests_after=len(self._manifests),
+            manifests_written=done.manifests_written,
+            refs_merged=done.refs,
+            bytes_written=done.bytes_written + sum(len(each.data) for each in own),
+            bytes_read=done.bytes_read,
+            snapshot_id=landed.snapshot.snapshot_id,
+        )
+        return report, landed.head
+
+    def _make(self, root: Root) -> NextVersion | None:
         """The compaction as of this root; None if somebody else has compacted in the meantime."""
         context, view, keys, branch = self._context, self._view, self._keys, self._branch
         refusal = admission(root, Writer(keys.start, compacts=True), branch)
@@ -280,7 +271,7 @@ class _Work:
         before, count = current.snapshot, len(old.deltas)
         if _places(before, count) != _places(old, count):
             return None
-        deltas = (*self.entries, *before.deltas[count:])
+        deltas = (*self._entries, *before.deltas[count:])
         snapshot, log = rewritten(
             context,
             keys,
@@ -290,20 +281,20 @@ class _Work:
             base=self._base,
             deltas=deltas,
             digests=self._moved_digests(before),
-            sums=sums_after(current, (self._counts, self.manifests, self._sequence), deltas),
+            sums=sums_after(current, (self._counts, self._manifests, self._sequence), deltas),
         )
         pages, merged = merged_pages(context, before.history, tip.floor, keys)
-        self.written = [*self.uploads, log, *merged]
+        self._written = [log, *merged]
         index: list[Upload] = []
-        if self.done.entries:
+        if self._done.entries:
             # On top of the index as it is now: somebody may have built it in the meantime.
-            done, nodes = self.done, current.by_id
-            names = [name for ref in self.manifests for name in leaf_names(ref)]
+            done, nodes = self._done, current.by_id
+            names = [name for ref in self._manifests for name in leaf_names(ref)]
             tip, index = with_entries(context, tip, keys, done.entries, names, nodes, done.zones)
         return NextVersion(
             current,
             snapshot,
-            [*self.written, *index],
+            [*self._uploads, *self._written, *index],
             tip=tip,
             base=self._new_base,
             base_sequence=self._sequence,
@@ -313,7 +304,7 @@ class _Work:
     def _moved_digests(self, current: Snapshot) -> tuple[DigestEntry, ...]:
         """The digests whose deltas are all still there, at their new positions."""
         count = len(self._view.snapshot.deltas)
-        shift = len(self.entries) - count
+        shift = len(self._entries) - count
         places = self._kept | {i: i + shift for i in range(count, len(current.deltas))}
         found = []
         for entry in current.digests:
@@ -349,29 +340,28 @@ class _Work:
         done = repack(*what, self._merges, ratio, write, everything=everything, in_steps=in_steps)
         expect("merging refs", self._told)  # the same chunk may have several
         self._tell(0)
-        self.done, self.manifests = done, tuple(done.manifests)
+        self._done, self._manifests = done, tuple(done.manifests)
         self._sequence, index = view.snapshot.sequence, BaseIndex(done.manifests)
         stored = {entry.name: entry.stored_bytes for entry in done.entries}
         self._counts = counts_of_base(view, index, self._settled(index), stored)
         nodes = tuple(node for _, node in sorted(view.nodes.items()))
-        whole = Base(nodes, self.manifests, self._sequence, self._counts)
+        whole = Base(nodes, self._manifests, self._sequence, self._counts)
         base, pages = encoded_base(context.objects, view, whole, self._keys, done.copies)
         self._base, self._new_base = base.ref, base
-        self.uploads += [*done.bitmaps, *pages, base]
+        self._uploads += [*done.bitmaps, *pages, base]
 
     def _writer(self) -> WriteLeaves:
         """Writes the new manifests: here, or in the tasks of `run`."""
         context, heap, keys = self._context, self._heap, self._keys
-        tip = self._root.branches[self._branch]
+        pages = paged_zones(context, self._root, self._root.branches[self._branch])
         if self._run is not None:
-            pages = paged_zones(context, self._root, tip)
             return write_in_tasks(context, heap, keys, pages, self._run, self._tell)
-        zones = LeafZones.of(context, self._root, self._view, tip)
+        zones = LeafZones.of(context, self._view, pages)
         return LeavesHere(context, heap, keys, self._facts, zones, self._tell).write
 
     def _expected(self, pending: Mapping[bytes, Pending]) -> int:
         """How many refs are merged, at most."""
-        return self._refs(self._due(pending)) + sum(self._rows_by_node().values())
+        return self._refs(self._due(pending)) + sum(pending_rows(self._view).values())
 
     def _tell(self, refs: int) -> None:
         self._told += refs
@@ -432,9 +422,9 @@ class _Work:
                 continue
             run, written = roll_up(self._context, self._view, left[position:stop], self._keys)
             entries.append(run)
-            self.uploads += written
+            self._uploads += written
             position = stop
-        self.entries = tuple(entries)
+        self._entries = tuple(entries)
 
 
 def _places(snapshot: Snapshot, count: int) -> tuple[str | None, list[str]]:
@@ -498,7 +488,7 @@ def roll_up(
         coordinate_ids(view.nodes.values(), held),
         first=entries[0].first,
     )
-    zones = _zones(context, entries, parts, keys)
+    zones = zones_upload(_zones(context, entries, parts.keys()), parts, keys)
     uploads += [] if zones is None else [zones]
     at = None if zones is None else zones.ref
     counts = merged_counts(entries, view.base_sequence, alive)
@@ -506,24 +496,16 @@ def roll_up(
 
 
 def _zones(
-    context: ReadContext,
-    entries: Sequence[DeltaEntry],
-    parts: Mapping[bytes, Sequence[ChunkTable]],
-    keys: SessionKeys,
-) -> Upload | None:
-    """The object with the entries of zone maps that still describe a chunk of the run."""
+    context: ReadContext, entries: Sequence[DeltaEntry], node_ids: Set[bytes]
+) -> dict[bytes, list[ZoneTable]]:
+    """The zone maps of these nodes, as far as they can be read, by node."""
     refs = [entry.zones for entry in entries if entry.zones is not None]
-    found: list[tuple[bytes, ZoneTable]] = []
+    found: dict[bytes, list[ZoneTable]] = {}
     for zones in context.runtime.parallel([partial(load_zones, context, ref) for ref in refs]):
-        for node_id in zones.nodes & parts.keys():
+        for node_id in zones.nodes & node_ids:
             with suppress(*UNUSABLE):
-                for table in zones.of_node(node_id):
-                    count = np.zeros(len(table), np.bool_)
-                    for part in parts[node_id]:
-                        count |= valid(table, part)
-                    kept = taken(table, count)
-                    found += [] if kept is None else [(node_id, kept)]
-    return upload_of(merged_by_node(found), keys)
+                found.setdefault(node_id, []).extend(zones.of_node(node_id))
+    return found
 
 
 def _layers(

@@ -27,6 +27,7 @@ from zarr_manifests.engine.compact.zone_index import (
     LeafZones,
     NewPages,
     leaf_pages,
+    paged_zones,
     write_pages,
 )
 from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
@@ -364,7 +365,7 @@ def _compute(
     tip = context.roots.branch(root, branch)
     view = context.open_branch(tip)
     contents, keys = SessionView(context, view), SessionKeys(root.version, context.runtime)
-    zones = LeafZones.of(context, root, view, tip)
+    zones = LeafZones.of(context, view, paged_zones(context, root, tip))
     work = _Measuring(context, contents, keys, zones, run)
     nodes = [node for _, node in sorted(view.nodes.items()) if node.array is not None]
     if paths is not None:
@@ -390,6 +391,6 @@ def statistics_of(
     skipped = why if isinstance(why, str) else ""
     if table is None or tip is None:
         return StatisticsReport(path, 0, 0, 0, skipped)
-    zones = LeafZones.of(context, root, view, tip)
+    zones = LeafZones.of(context, view, paged_zones(context, root, tip))
     known = sum(len(entries) for entries, _ in zones.of_leaf(node, table))
     return StatisticsReport(path, len(table), known, 0, skipped)

@@ -18,14 +18,13 @@ from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.history.refs import REF_ATTEMPTS, Refs
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.engine.snapshot.totals import ref_counts
+from zarr_manifests.engine.snapshot.totals import node_facts, pending_rows
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import ObjectNotFoundError
-from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.metrics import Meter, Metrics
-from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
+from zarr_manifests.planning.layout.leaves import BaseIndex
 from zarr_manifests.planning.layout.sets import explain
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.reports import (
@@ -43,11 +42,6 @@ from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers
 
 type _Costs = dict[str, dict[str, int]]
-
-
-def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
-    """Return which manifests hold the refs of a snapshot."""
-    return _layout(context.config, view, view.manifests, _pending_rows(view))
 
 
 def read_costs(context: Context, version: str | None) -> _Costs:
@@ -80,7 +74,7 @@ def plan_layout(
     there.roots.update(
         lambda root: replace(root, config=config), "save config", "", "", REF_ATTEMPTS
     )
-    compact_branch(there, branch, CompactionMode.FULL)
+    compact_branch(there, branch, CompactionMode.FULL, told=False)
     planned = HEADS + branch
     layout = layout_now(there, refs.view(planned))
     return replace(
@@ -132,27 +126,11 @@ def _read_last_step(view: SnapshotView, node: Node) -> None:
     view.leaves(node.node_id, lambda box: box.hi[:1] == end)
 
 
-def _pending_rows(view: SnapshotView) -> dict[bytes, int]:
-    rows: dict[bytes, int] = {}
-    for entry in view.snapshot.deltas:
-        for part in entry.parts():
-            rows[part.node_id] = rows.get(part.node_id, 0) + part.count
-    return rows
-
-
-def _facts(view: SnapshotView, base: BaseIndex, pending: dict[bytes, int]) -> NodeFacts:
-    nodes = {node.node_id: node for node in view.nodes.values() if node.kind != NodeKind.GROUP}
-    return NodeFacts(nodes, ref_counts(view, base, pending)[0])
-
-
-def _layout(
-    config: Config,
-    view: SnapshotView,
-    manifests: Sequence[ManifestRef],
-    pending: dict[bytes, int],
-) -> ManifestLayout:
+def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
+    """Return which manifests hold the refs of a snapshot."""
+    config, manifests, pending = context.config, view.manifests, pending_rows(view)
     index = BaseIndex(manifests)
-    facts = _facts(view, index, pending)
+    facts = node_facts(view, index)
     shown = [
         ManifestPlace(
             ref.blob.key,

@@ -32,7 +32,7 @@ from zarr_manifests.engine.snapshot.pending import Heap
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.blobs import with_copies
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import Base, LeafPage, Node, NodeKind, NodePage
+from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout import node_pages
 from zarr_manifests.planning.layout.batches import batches
@@ -46,6 +46,7 @@ from zarr_manifests.planning.tables.merge import (
     within,
 )
 from zarr_manifests.planning.upkeep.compaction_triggers import overlap_refs
+from zarr_manifests.planning.upkeep.digests import coordinate_ids
 
 STEP_REFS = 4_000_000
 _ALL_REFS: Final = 1 << 62
@@ -428,11 +429,8 @@ def _with_copies(
     budget_bytes: int,
 ) -> tuple[ManifestRef, ...]:
     """The directory with copies of small manifests of coordinates, up to a total size."""
-    coordinates = {
-        node.node_id
-        for node in nodes
-        if node.kind is NodeKind.ARRAY and node.array and node.array.is_coordinate(node.path)
-    }
+    held = {part.node_id for manifest in manifests for part in manifest.parts}
+    coordinates = coordinate_ids(nodes, held)
     wanted = [
         i
         for i in sorted(range(len(manifests)), key=lambda i: manifests[i].blob.length)

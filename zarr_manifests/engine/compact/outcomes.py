@@ -1,4 +1,4 @@
-"""Compactions with their metrics and log entries, and the compaction that a commit makes due.
+"""Compactions on request, and the compaction that a commit makes due.
 
 In the background a commit only puts its branch into a queue, which a few threads process. Such a
 compaction uses its own thread and its own view of the repository; it shares no thread pool or cache
@@ -19,14 +19,12 @@ from functools import partial
 from typing import Final
 
 from zarr_manifests.config import CacheOptions, Compaction
-from zarr_manifests.engine.commit.landing import tell_landed
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.history.commit_logs import deltas_between
 from zarr_manifests.engine.root.create import with_reserve
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
-from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.planning.upkeep.compaction_triggers import (
     CompactionMode,
     is_due,
@@ -66,46 +64,9 @@ def compact(
         # Planning reads each object once, and tasks have caches of the same size.
         context = context.unshared_by(context.runtime, CacheOptions(max_size=_TASKS_CACHE_BYTES))
         context.roots.read()
-    compaction = partial(
-        observed_compaction,
-        context,
-        branch,
-        CompactionMode(mode),
-        dry_run=dry_run,
-        claim=True,
-        run=run,
-    )
+    what = context, branch, CompactionMode(mode)
+    compaction = partial(compact_branch, *what, dry_run=dry_run, claim=True, run=run)
     return with_reserve(context.storage, compaction)[0]
-
-
-def observed_compaction(
-    context: Context,
-    branch: str,
-    mode: CompactionMode,
-    size_ratio: float | None = None,
-    *,
-    dry_run: bool = False,
-    claim: bool = False,
-    run: Run | None = None,
-) -> tuple[CompactionReport, BlobRef | None]:
-    """Like `compact_branch`, with metrics and a log entry."""
-    start_s = context.runtime.monotonic_s()
-    found, head = compact_branch(
-        context, branch, mode, dry_run=dry_run, size_ratio=size_ratio, claim=claim, run=run
-    )
-    if head is not None:
-        tell_landed(
-            context,
-            "compaction",
-            branch,
-            head,
-            start_s,
-            mode=str(mode),
-            refs_merged=found.refs_merged,
-            bytes_written=found.bytes_written,
-            bytes_read=found.bytes_read,
-        )
-    return found, head
 
 
 def compact_if_due(context: Context, branch: str, view: SnapshotView) -> SnapshotView | None:
@@ -126,7 +87,7 @@ def compact_if_due(context: Context, branch: str, view: SnapshotView) -> Snapsho
             if not (alone or rewrite or overdue):
                 return None  # another process compacts for all, unless it was stopped
             ratio = 0.0 if rewrite else None
-            head = observed_compaction(context, branch, CompactionMode.MAJOR, ratio)[1]
+            _, head = compact_branch(context, branch, CompactionMode.MAJOR, size_ratio=ratio)
         # The branch may have been reset in the meantime; the head is then unrelated to this commit.
         if head is not None and deltas_between(context, view, head) is not None:
             return context.open_view(head)

@@ -28,16 +28,17 @@ from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.root.epochs import fenced
 from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of
+from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of, leaf_name
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import (
     UNUSABLE,
     index_directory,
     index_pointer,
 )
-from zarr_manifests.errors import FencedError, NotFoundError
+from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
@@ -47,6 +48,7 @@ from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import no_array
 from zarr_manifests.planning.conflict.admission import Writer, admission
+from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Overlay, inside
 from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
 from zarr_manifests.planning.tables.regions import Bounds, chunk_box
@@ -59,27 +61,13 @@ _ATTEMPTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class _IndexedLeaf:
-    node_id: bytes
-    box: Box
-    count: int
-    manifest: ManifestRef
-    merged: int
-    """The sequence up to which it has all changes."""
-
-    @property
-    def name(self) -> LeafName:
-        return self.node_id, self.box, self.manifest.blob.key, self.manifest.blob.crc32c
-
-
-@dataclass(frozen=True, slots=True)
 class _Group:
     """Leaves of a node that are merged up to the same sequence, and the overlay on top of them.
 
     The group of leaves without live changes also has everything outside all leaves.
     """
 
-    leaves: list[_IndexedLeaf]
+    leaves: list[PlacedLeaf]
     overlay: Overlay
 
     @property
@@ -87,14 +75,6 @@ class _Group:
         """Number of chunks that live deltas set."""
         table = self.overlay.table
         return 0 if table is None else int((table.kind > RefKind.UNSET).sum())
-
-
-def _leaves_of(view: SnapshotView) -> list[_IndexedLeaf]:
-    return [
-        _IndexedLeaf(part.node_id, part.box, part.count, manifest, merged)
-        for manifest in view.manifests
-        for part, merged in manifest.leaves()
-    ]
 
 
 class Presence:
@@ -112,9 +92,6 @@ class Presence:
         self._context = context
         self._view = view
         self._branch = branch
-        self._by_node: dict[bytes, list[_IndexedLeaf]] = {}
-        for leaf in _leaves_of(view):
-            self._by_node.setdefault(leaf.node_id, []).append(leaf)
         self._directory: IndexDirectory | None = None
         self.counted = False
 
@@ -123,11 +100,11 @@ class Presence:
         groups = self._groups(node_id, region)
         if not region.size:
             return np.empty((0, region.ndim), np.int64)
-        due = [leaf for group in groups for leaf in group.leaves if leaf.box.overlaps(region)]
+        due = [leaf for group in groups for leaf in group.leaves if leaf.part.box.overlaps(region)]
         bitmaps = self._bitmaps(node_id, due)
         parts = []
         for group in groups:
-            shared = [leaf.box for leaf in group.leaves if leaf.box in bitmaps]
+            shared = [leaf.part.box for leaf in group.leaves if leaf.part.box in bitmaps]
             found = [bitmaps[box].coords(region) for box in shared]
             coords = np.concatenate([np.empty((0, region.ndim), np.int64), *found])
             if group.overlay.truncated is not None:
@@ -138,15 +115,15 @@ class Presence:
     def count(self, node_id: bytes) -> int:
         """Number of chunks that exist."""
         groups = self._groups(node_id)
-        leaves = self._by_node.get(node_id, [])
-        return sum(leaf.count for leaf in leaves) + self._difference(node_id, groups)
+        leaves = self._view.index.placed(node_id)
+        return sum(leaf.part.count for leaf in leaves) + self._difference(node_id, groups)
 
     def stored_bytes(self, node_id: bytes) -> int | None:
         """Bytes of all chunks that exist; None if the index cannot tell.
 
         It cannot if chunks of the base were overwritten or removed since.
         """
-        leaves = self._by_node.get(node_id, [])
+        leaves = self._view.index.placed(node_id)
         entries = [self._entry(leaf) for leaf in leaves]
         known = [entry.stored_bytes for entry in entries if entry is not None]
         if len(known) < len(leaves):
@@ -162,18 +139,18 @@ class Presence:
 
         With a region, rows outside it may be missing.
         """
-        leaves = self._by_node.get(node_id, [])
+        leaves = self._view.index.placed(node_id)
         overlay = self._view.overlay(node_id, 0, region)
         merged = [leaf for leaf in leaves if leaf.merged]
         if not merged:
             return [_Group(leaves, overlay)]
-        rest = rows_in(overlay.table, (leaf.box for leaf in merged), outside=True)
+        rest = rows_in(overlay.table, (leaf.part.box for leaf in merged), outside=True)
         others = [leaf for leaf in leaves if not leaf.merged]
         groups = [_Group(others, Overlay(overlay.truncated, rest))]
         for sequence in sorted({leaf.merged for leaf in merged}):
             due = [leaf for leaf in merged if leaf.merged == sequence]
             newer = self._view.overlay(node_id, sequence, region)
-            rows = rows_in(newer.table, (leaf.box for leaf in due))
+            rows = rows_in(newer.table, (leaf.part.box for leaf in due))
             groups.append(_Group(due, Overlay(newer.truncated, rows)))
         return groups
 
@@ -187,18 +164,18 @@ class Presence:
             cut, table = group.overlay.truncated, group.overlay.table
             rows = None if table is None else table.coords()
             for leaf in leaves:
-                bitmap = bitmaps[leaf.box]
+                bitmap = bitmaps[leaf.part.box]
                 if cut is not None:
-                    coords = bitmap.coords(leaf.box)
+                    coords = bitmap.coords(leaf.part.box)
                     kept = inside(coords, cut)
                     if table is not None:
                         kept &= kinds_at(table, coords) < 0
-                    more -= leaf.count - int(kept.sum())
+                    more -= leaf.part.count - int(kept.sum())
                 elif rows is not None:
-                    more -= int(bitmap.has(rows[within(leaf.box, rows)]).sum())
+                    more -= int(bitmap.has(rows[within(leaf.part.box, rows)]).sum())
         return more
 
-    def _bitmaps(self, node_id: bytes, leaves: Sequence[_IndexedLeaf]) -> dict[Box, Bitmap]:
+    def _bitmaps(self, node_id: bytes, leaves: Sequence[PlacedLeaf]) -> dict[Box, Bitmap]:
         """The bitmaps of these leaves, by box, fetched in one round."""
         entries = [self._entry(leaf) for leaf in leaves]
         blobs = {e.blob.key: e.blob for e in entries if e is not None}
@@ -210,20 +187,20 @@ class Presence:
             if entry is None or bitmaps is None or entry.position >= len(bitmaps.bitmaps):
                 continue
             bitmap = bitmaps.bitmaps[entry.position]
-            if (bitmap.box, bitmap.count) == (leaf.box, leaf.count):
-                found[leaf.box] = bitmap
-        missing = {leaf.box for leaf in leaves} - found.keys()
+            if (bitmap.box, bitmap.count) == (leaf.part.box, leaf.part.count):
+                found[leaf.part.box] = bitmap
+        missing = {leaf.part.box for leaf in leaves} - found.keys()
         if missing:
             self.counted = True
             for table in self._view.leaves(node_id, missing.__contains__):
                 found[table.box] = Bitmap.of(table)
         return found
 
-    def _entry(self, leaf: _IndexedLeaf) -> IndexEntry | None:
+    def _entry(self, leaf: PlacedLeaf) -> IndexEntry | None:
         if self._directory is None:
             pointer = index_pointer(self._context, self._branch)
             self._directory = index_directory(self._context, pointer)
-        return self._directory.entries.get(leaf.name)
+        return self._directory.entries.get(leaf_name(leaf))
 
     def _load(self, blob: BlobRef) -> Bitmaps | None:
         try:
@@ -232,7 +209,7 @@ class Presence:
             return None  # as if missing: the leaves say the same
 
 
-def _concerned(group: _Group) -> list[_IndexedLeaf]:
+def _concerned(group: _Group) -> list[PlacedLeaf]:
     """Leaves of the group that its overlay may change."""
     cut, table = group.overlay.truncated, group.overlay.table
     rows = None if table is None else table.coords()
@@ -241,7 +218,7 @@ def _concerned(group: _Group) -> list[_IndexedLeaf]:
         cuts = cut is not None and any(n > at for n, at in zip(box.hi, cut, strict=True))
         return cuts or (rows is not None and bool(within(box, rows).any()))
 
-    return [leaf for leaf in group.leaves if concerned(leaf.box)]
+    return [leaf for leaf in group.leaves if concerned(leaf.part.box)]
 
 
 def initialized_coords(
@@ -361,9 +338,13 @@ def _build_index(context: Context, branch: str) -> int:
     tip = context.roots.branch(at.root, branch)
     keys = SessionKeys(at.root.version, context.runtime)
     view = context.open_branch(tip)
-    leaves = _leaves_of(view)
+    leaves = [
+        PlacedLeaf(part, manifest, merged)
+        for manifest in view.manifests
+        for part, merged in manifest.leaves()
+    ]
     known = _usable(context, tip.index, leaves)
-    due = [leaf for leaf in leaves if leaf.name not in known]
+    due = [leaf for leaf in leaves if leaf_name(leaf) not in known]
     if not due:
         return 0
     uploads, entries = index_leaves(keys, _bitmaps(view, due))
@@ -398,11 +379,7 @@ def add_to_index(
 
     def change(root: Root) -> Root:
         if admission(root, Writer(keys.start)) is not None:
-            raise FencedError(
-                f"{operation}: a collection has raised the repository's fence to {root.fence} "
-                f"since this began at version {keys.start}, and may have deleted what it wrote; "
-                "do it again"
-            )
+            raise fenced(root, keys.start, f"{operation!r}", "Nothing was changed; do it again")
         tip = root.branches.get(branch)
         if tip is None:
             raise NotFoundError(f"{operation}: branch {branch!r} was deleted; nothing was added")
@@ -418,11 +395,11 @@ def add_to_index(
 
 
 def _usable(
-    context: ReadContext, pointer: BlobRef | None, leaves: Sequence[_IndexedLeaf]
+    context: ReadContext, pointer: BlobRef | None, leaves: Sequence[PlacedLeaf]
 ) -> set[LeafName]:
     """The leaves that are in the index with readable bitmaps."""
     entries = index_directory(context, pointer).entries
-    found = [entries[leaf.name] for leaf in leaves if leaf.name in entries]
+    found = [entries[leaf_name(leaf)] for leaf in leaves if leaf_name(leaf) in entries]
 
     def readable(blob: BlobRef) -> bool:
         try:
@@ -438,8 +415,8 @@ def _usable(
 
 
 def _bitmaps(
-    view: SnapshotView, leaves: Sequence[_IndexedLeaf]
+    view: SnapshotView, leaves: Sequence[PlacedLeaf]
 ) -> Iterable[tuple[bytes, BlobRef, int, Bitmap]]:
-    for leaf in sorted(leaves, key=lambda leaf: (leaf.node_id, leaf.box.lo)):
-        (table,) = view.leaves(leaf.node_id, leaf.box.__eq__)
-        yield leaf.node_id, leaf.manifest.blob, int(table.length.sum()), Bitmap.of(table)
+    for leaf in sorted(leaves, key=lambda leaf: (leaf.part.node_id, leaf.part.box.lo)):
+        (table,) = view.leaves(leaf.part.node_id, leaf.part.box.__eq__)
+        yield leaf.part.node_id, leaf.manifest.blob, int(table.length.sum()), Bitmap.of(table)

@@ -26,18 +26,17 @@ from typing import Final
 
 from zarr_manifests.engine.commit.carry_zones import upload_of
 from zarr_manifests.engine.commit.landing import NextVersion, encoded_delta, land, rewritten
-from zarr_manifests.engine.compact.outcomes import observed_compaction
-from zarr_manifests.engine.compact.zone_index import LeafZones
+from zarr_manifests.engine.compact.compaction import compact_branch
+from zarr_manifests.engine.compact.zone_index import LeafZones, paged_zones
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, create_own
-from zarr_manifests.engine.root.epochs import overtaken
+from zarr_manifests.engine.root.epochs import fenced, overtaken
 from zarr_manifests.engine.root.roots import RootAt, opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
-    FencedError,
     InvalidArgumentError,
     ObjectNotFoundError,
 )
@@ -186,7 +185,7 @@ def _sizes(context: ReadContext, uses: dict[str, Use]) -> dict[str, int]:
 def _merged(context: Context, branch: str) -> BlobRef | None:
     """Merge all pending changes into the base; None if others were repeatedly faster."""
     for _ in range(_MERGES):
-        report, head = observed_compaction(context, branch, CompactionMode.MAJOR, 0.0)
+        report, head = compact_branch(context, branch, CompactionMode.MAJOR, size_ratio=0.0)
         if head is not None or not report.deltas_before:
             return head
     return None
@@ -309,11 +308,8 @@ class _Repacking:
             case Refusal.OVERTAKEN:
                 raise overtaken(root, COMPACTOR, start)
             case Refusal.FENCED:
-                raise FencedError(
-                    f"the repacking of {branch!r} began at version {start}, before the "
-                    f"repository's fence {root.fence}: its packs may have been collected. "
-                    "Nothing was changed; start it again"
-                )
+                what = f"the repacking of {branch!r}"
+                raise fenced(root, start, what, "Nothing was changed; start it again")
 
     def _next(
         self,
@@ -349,7 +345,7 @@ class _Repacking:
         tip = root.branches.get(self.branch)
         if tip is None:
             return []
-        known = LeafZones.of(self.context, root, view, tip)
+        known = LeafZones.of(self.context, view, paged_zones(self.context, root, tip))
         found = []
         for node_id, old, new in moved:
             for zones, _ in known.of_leaf(view.by_id[node_id], old):

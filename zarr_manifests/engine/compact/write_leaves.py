@@ -159,7 +159,7 @@ class _LeafTask:
         nodes: dict[bytes, Node] = {leaf.node_id: view.by_id[leaf.node_id] for leaf in leaves}
         index = BaseIndex(job.near)
         with tallied_reads() as read:
-            zones = LeafZones.near(context, view, self.pages, leaves)
+            zones = LeafZones.of(context, view, self.pages, leaves)
             heap = Heap(view, index, (), context.meter)
             here = LeavesHere(context, heap, keys, NodeFacts(nodes, {}), zones)
             written = here.write(index, job.planned)

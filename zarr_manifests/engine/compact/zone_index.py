@@ -100,34 +100,28 @@ class LeafZones:
     pages: Mapping[bytes, BlobRef] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, context: ReadContext, root: Root, view: SnapshotView, tip: Branch) -> LeafZones:
-        """Those of a branch's head; nothing is read if the repository has no zone maps."""
-        if ZONE_MAPS not in root.features:
-            return cls(context)
-        refs = [entry.zones for entry in view.snapshot.deltas if entry.zones is not None]
-        recent = context.runtime.parallel([partial(load_zones, context, ref) for ref in refs])
-        return cls(context, tuple(recent), paged_zones(context, root, tip))
-
-    @classmethod
-    def near(
+    def of(
         cls,
         context: ReadContext,
         view: SnapshotView,
         pages: Mapping[bytes, BlobRef],
-        leaves: Collection[Part],
+        leaves: Collection[Part] | None = None,
     ) -> LeafZones:
-        """Those that may describe chunks of these leaves, given the pages of the branch's head."""
+        """Those of a head, given its pages; with `leaves`, those that may describe their chunks."""
         by_node: dict[bytes, list[Box]] = {}
-        for leaf in leaves:
+        for leaf in leaves or ():
             by_node.setdefault(leaf.node_id, []).append(leaf.box)
         refs = [
             entry.zones
             for entry in view.snapshot.deltas
             if entry.zones is not None
-            and any(
-                part.box.overlaps(box)
-                for part in entry.parts()
-                for box in by_node.get(part.node_id, ())
+            and (
+                leaves is None
+                or any(
+                    part.box.overlaps(box)
+                    for part in entry.parts()
+                    for box in by_node.get(part.node_id, ())
+                )
             )
         ]
         recent = context.runtime.parallel([partial(load_zones, context, ref) for ref in refs])

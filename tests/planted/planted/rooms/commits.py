@@ -73,13 +73,13 @@ FAULTS = [
     ),
     Fault(
         "said-to-be-committed-before-it-is-durable",
-        "engine/commit/advance_marks.py",
+        "engine/commit/landing.py",
         "context.storage.sync([ROOT_KEY])",
         "context.storage.sync([])",
     ),
     Fault(
         "forgotten-mark-stays-in-its-page",
-        "engine/commit/advance_marks.py",
+        "engine/commit/landing.py",
         "for app, version in page.items() if app not in gone}",
         "for app, version in page.items()}",
     ),
