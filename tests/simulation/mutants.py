@@ -154,7 +154,7 @@ def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commits, "check_now", stale)
 
 
-@mutant("Marks are those of the snapshot that the session read.", 3, "streams")
+@mutant("Marks are those of the snapshot that the session read.", 4, "streams")
 def marks_of_the_base(patch: pytest.MonkeyPatch) -> None:
     make, after = commit._Attempt.make, commit.marks_after
     base: list[Any] = []
@@ -190,24 +190,24 @@ def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
 # --- conflicts and branches --------------------------------------------------------------------
 
 
-@mutant("A commit is rebased onto anything.", 1)
+@mutant("A commit is rebased onto anything.", 0)
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: replace(rebase(*a, **k), conflicts=()))
 
 
-@mutant("A rebase ignores what the commit has read.", 1)
+@mutant("A rebase ignores what the commit has read.", 26)
 def dependent_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: rebase(*a, **{**k, "reads": None}))
 
 
-@mutant("A commit ignores what its serializable session has read.", 1)
+@mutant("A commit ignores what its serializable session has read.", 26)
 def serializable_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_read_conflicts", lambda *args: iter(()))
 
 
-@mutant("Chunks that a policy leaves to others are overwritten.", 41)
+@mutant("Chunks that a policy leaves to others are overwritten.", 64)
 def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(
@@ -215,7 +215,7 @@ def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("A relocated append keeps its chunks where they were.", 36)
+@mutant("A relocated append keeps its chunks where they were.", 15)
 def appended_in_place(patch: pytest.MonkeyPatch) -> None:
     def put(result: Any, move: Any, table: Any) -> None:
         result.put_table(move.node_id, table)
@@ -223,7 +223,7 @@ def appended_in_place(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebasing, "_put_shifted", put)
 
 
-@mutant("A commit lands on a branch that was reset to a history without its base.", 1)
+@mutant("A commit lands on a branch that was reset to a history without its base.", 5)
 def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
     between = rebasing.deltas_between
     patch.setattr(rebasing, "deltas_between", lambda *args: between(*args) or [])
@@ -248,7 +248,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(left_behind, "find_left", anywhere)
 
 
-@mutant("Refs can be restored from before the last collection.", 13)
+@mutant("Refs can be restored from before the last collection.", 5)
 def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_check_restorable", lambda root, version: None)
 
@@ -343,7 +343,7 @@ def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_place", stale)
 
 
-@mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.", 5)
+@mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.", 1)
 def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
     layers_of = compact._layers
 
@@ -373,7 +373,7 @@ def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
 
-@mutant("A repacking restores chunks that others have changed since it read them.", 24)
+@mutant("A repacking restores chunks that others have changed since it read them.", 431)
 def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
     def all_of_them(current: Any, moved: Any) -> list[Any]:
         return [(node_id, new) for node_id, _, new in moved]
@@ -392,12 +392,12 @@ def no_fence_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(epochs, "admission", unfenced)
 
 
-@mutant("A writer continues although another has claimed the branch.", 4)
+@mutant("A writer continues although another has claimed the branch.", 7)
 def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "_is_shut_out", lambda *args: False)
 
 
-@mutant("A compactor continues although another has taken over.", 18)
+@mutant("A compactor continues although another has taken over.", 5)
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     def unclaimed(root: Any, *args: Any) -> Any:
         return admission.admission(replace(root, epochs={}), *args)
@@ -405,7 +405,7 @@ def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "admission", unclaimed)
 
 
-@mutant("A repacking from before the fence lands.", 409)
+@mutant("A repacking from before the fence lands.", 480)
 def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(repacking._Repacking, "_check_admitted", lambda *args: None)
 
@@ -433,7 +433,7 @@ def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(expire, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
 
 
-@mutant("A lease is taken and renewed on an expired snapshot.", 13)
+@mutant("A lease is taken and renewed on an expired snapshot.", 25)
 def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "locate", lambda *args: None)
 
@@ -463,7 +463,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reach, "children", others)
 
 
-@mutant("A collection does not mark what only tags lead to.", 27)
+@mutant("A collection does not mark what only tags lead to.", 59)
 def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     live = collect.live_snapshots
     patch.setattr(
@@ -510,7 +510,7 @@ def looked_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda root, newer: False)
 
 
-@mutant("A verification lists the archives before it reads the root.", 18)
+@mutant("A verification lists the archives before it reads the root.", 4)
 def archives_listed_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda root, newer: False)
     patch.setattr(verify, "_first_kept", lambda root: 0)

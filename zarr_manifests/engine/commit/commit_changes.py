@@ -16,7 +16,7 @@ effect. What a commit says about itself is checked before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -78,7 +78,6 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.ids import session_of, snapshot_id_of
 from zarr_manifests.planning.conflict.reads import Reads
 from zarr_manifests.planning.conflict.transactions import MarkStep, Txn
-from zarr_manifests.planning.upkeep.digests import coordinate_ids
 
 _QUICK_BYTES: Final = 4 << 20
 """Up to this many bytes, packs are written in the round of the writer's turn."""
@@ -141,6 +140,7 @@ class _Prepared:
     uploads: tuple[Upload, ...]
     snapshot: Snapshot
     tables: Mapping[bytes, Sequence[Rows]]
+    coordinates: frozenset[bytes]
     reads: Reads
     zones: BlobRef | None = None
     effect: Effect | None = None
@@ -307,7 +307,6 @@ def _prepare(
 ) -> _Prepared:
     tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
     changed = [node for node in changes.nodes.values() if node is not None]
-    coordinates = _coordinates(view, changed, tables)
     encoded = {
         (node, i): Manifest.of([(node, table)])
         for node, parts in tables.items()
@@ -316,12 +315,13 @@ def _prepare(
     }
     commit_id = commit_id or context.runtime.random_bytes(COMMIT_ID_BYTES)
     deleted = {p: view.nodes[p].node_id for p, n in changes.nodes.items() if n is None}
-    delta, uploads = encoded_delta(
+    delta, uploads, coordinates = encoded_delta(
         context,
         keys,
+        view,
         Delta(commit_id, tuple(changed), deleted, dict(changes.truncated)),
         encoded,
-        {place for place in encoded if place[0] in coordinates},
+        changed,
         [t.manifest for parts in tables.values() for t in parts if isinstance(t, Spilled)],
     )
     log, zones = uploads[-1].ref, zones_upload(changes.zones, tables, keys)
@@ -341,19 +341,7 @@ def _prepare(
         totals_of(tables, changes.chunk_objects_written + packs),
     )
     at = None if zones is None else zones.ref
-    return _Prepared(delta, tuple(uploads), snapshot, tables, changes.reads, at)
-
-
-def _coordinates(
-    view: SnapshotView, changed: Iterable[Node], among: Collection[bytes]
-) -> frozenset[bytes]:
-    """The ids that belong to coordinates after these changes to the view.
-
-    Other nodes are not examined, since there may be thousands.
-    """
-    now = {node.node_id: node for node in changed}
-    found = (now.get(node_id) or view.by_id.get(node_id) for node_id in among)
-    return coordinate_ids((node for node in found if node is not None), among)
+    return _Prepared(delta, tuple(uploads), snapshot, tables, coordinates, changes.reads, at)
 
 
 def _place(
@@ -366,10 +354,8 @@ def _place(
     """The commit on top of `parent`; it comes after that, or replaces the head that it amends."""
     amends, delta, before = request.amends, prepared.delta, parent.snapshot
     tip = before if amends is None else amends.snapshot
-    held = {part.node_id for part in delta.embedded.directory()}
-    coordinates = _coordinates(parent, delta.nodes, held)
     sequence = before.sequence + 1
-    entry = DeltaEntry.of(prepared.snapshot.log, delta, sequence, coordinates)
+    entry = DeltaEntry.of(prepared.snapshot.log, delta, sequence, prepared.coordinates)
     effect = prepared.effect
     if effect is None:
         fetch = partial(rows_of, context.objects)

@@ -16,7 +16,7 @@ that was read after the commit was called, and that is durable.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -65,7 +65,12 @@ from zarr_manifests.planning.conflict.transactions import (
     shown,
 )
 from zarr_manifests.planning.layout.packing import plan_embedding
-from zarr_manifests.planning.upkeep.digests import digest_from, make_digest, needs_digest
+from zarr_manifests.planning.upkeep.digests import (
+    coordinate_ids,
+    digest_from,
+    make_digest,
+    needs_digest,
+)
 from zarr_manifests.planning.upkeep.history_rolls import are_a_page, pages_to_merge, pages_to_roll
 from zarr_manifests.runtime import one_by_one
 
@@ -311,12 +316,15 @@ def _root_with(
 def encoded_delta[K: (bytes, tuple[bytes, int])](
     context: ReadContext,
     keys: SessionKeys,
+    view: SnapshotView,
     delta: Delta,
     tables: Mapping[K, Manifest],
-    coordinates: Collection[K] = (),
+    changed: Sequence[Node] = (),
     more: Sequence[ManifestRef] = (),
-) -> tuple[Delta, list[Upload]]:
+) -> tuple[Delta, list[Upload], frozenset[bytes]]:
     """The delta with chunk tables in it, or in manifests, and what to upload; itself comes last.
+
+    And the ids of coordinates among the nodes, whose tables are embedded first.
 
     Parameters
     ----------
@@ -324,18 +332,25 @@ def encoded_delta[K: (bytes, tuple[bytes, int])](
         The repository.
     keys : SessionKeys
         Names the objects.
+    view : SnapshotView
+        A snapshot that has the nodes.
     delta : Delta
         The delta without tables.
     tables : mapping of K to Manifest
         What stays together.
-    coordinates : collection of K
-        Those with tables of coordinates.
+    changed : sequence of Node
+        Nodes that are others than in the view.
     more : sequence of ManifestRef
         Manifests that are written already.
     """
+    ids = {part.node_id for each in tables.values() for part, _ in each.parts}
+    now = {node.node_id: node for node in changed}
+    # Other nodes are not examined, since there may be thousands.
+    found = (now.get(node_id) or view.by_id.get(node_id) for node_id in ids)
+    coordinates = coordinate_ids((node for node in found if node is not None), ids)
     plan = plan_embedding(
         {key: sum(len(data) for _, data in each.parts) for key, each in tables.items()},
-        coordinates,
+        {key for key, each in tables.items() if each.parts[0][0].node_id in coordinates},
         changes_nodes=bool(delta.nodes or delta.deleted or delta.truncated),
     )
 
@@ -351,7 +366,7 @@ def encoded_delta[K: (bytes, tuple[bytes, int])](
     whole = replace(delta, embedded=together(plan.embedded), manifests=tuple(manifests))
     uploads.append(Upload.of(keys, "deltas", whole.encode()))
     context.objects.remember(uploads[-1].ref, whole)
-    return whole, uploads
+    return whole, uploads, coordinates
 
 
 def rewritten(

@@ -304,19 +304,6 @@ def _meets(rows: Rows, theirs: Changes) -> bool:
     return True
 
 
-def changes_between(
-    context: ReadContext, view: SnapshotView, tip: Branch, wanted: Container[bytes] = ()
-) -> Changes:
-    """What others have changed since `view`, with chunks only of the nodes wanted.
-
-    Raises
-    ------
-    ConflictError
-        If `view` is not in the branch's history.
-    """
-    return _theirs(context, view, _between(context, view, tip), wanted)
-
-
 def _between(
     context: ReadContext, view: SnapshotView, tip: Branch, joined: Joined | None = None
 ) -> list[Delta]:
@@ -429,7 +416,7 @@ def _moved_whole(
     None if no array was made longer along the dimension by both sides.
     """
     mine = Changes.of(view.nodes, changes.nodes, changes.truncated, _tables(changes))
-    theirs = changes_between(context, view, tip)
+    theirs = _theirs(context, view, _between(context, view, tip), ())
     moves, conflicts = plan_relocation(dim, view.nodes, mine, theirs)
     if conflicts:
         raise ConflictError(

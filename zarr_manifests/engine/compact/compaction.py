@@ -44,7 +44,7 @@ from zarr_manifests.engine.compact.merge_leaves import (
     pending_of,
     repack,
 )
-from zarr_manifests.engine.compact.presence_index import Presence, leaf_names, with_entries
+from zarr_manifests.engine.compact.presence_index import Presence, with_entries
 from zarr_manifests.engine.compact.write_leaves import (
     LeavesHere,
     WriteLeaves,
@@ -87,7 +87,6 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     merge_groups,
     opening_is_slow,
 )
-from zarr_manifests.planning.upkeep.digests import coordinate_ids
 from zarr_manifests.progress import expect, is_shown, tell
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
@@ -289,8 +288,8 @@ class _Work:
         if self._done.entries:
             # On top of the index as it is now: somebody may have built it in the meantime.
             done, nodes = self._done, current.by_id
-            names = [name for ref in self._manifests for name in leaf_names(ref)]
-            tip, index = with_entries(context, tip, keys, done.entries, names, nodes, done.zones)
+            added = done.entries, self._manifests, nodes, done.zones
+            tip, index = with_entries(context, tip, keys, *added)
         return NextVersion(
             current,
             snapshot,
@@ -472,22 +471,11 @@ def roll_up(
     }
     commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
     listed = tuple(nodes[path] for path in sorted(nodes))
-    run, uploads = encoded_delta(
-        context,
-        keys,
-        Delta(commit_id, listed, deleted, truncated),
-        encoded,
-        coordinate_ids(view.nodes.values(), encoded),
+    run, uploads, coordinates = encoded_delta(
+        context, keys, view, Delta(commit_id, listed, deleted, truncated), encoded
     )
-    log = uploads[-1].ref
-    held = {part.node_id for part in run.embedded.directory()}
-    entry = DeltaEntry.of(
-        log,
-        run,
-        entries[-1].last,
-        coordinate_ids(view.nodes.values(), held),
-        first=entries[0].first,
-    )
+    first, last = entries[0].first, entries[-1].last
+    entry = DeltaEntry.of(uploads[-1].ref, run, last, coordinates, first=first)
     zones = zones_upload(_zones(context, entries, parts.keys()), parts, keys)
     uploads += [] if zones is None else [zones]
     at = None if zones is None else zones.ref

@@ -45,6 +45,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
+from zarr_manifests.planning.layout.batches import parts
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import rows_at, select, split
 from zarr_manifests.planning.tables.presence import rows_in
@@ -197,7 +198,8 @@ class _Measuring:
         chunks = known = measured = 0
         beside: list[ZoneTable] = []  # of chunks that no leaf has
         some_new = False
-        for some in self._gathered(self._due(array)):
+        most = 0 if self.run is None else _GATHERED  # for tasks, work for all of them
+        for some in parts(self._due(array), lambda due: len(due.table), most):
             for due, fresh in zip(some, self._fresh(array, some), strict=True):
                 missing = 0 if due.missing is None else len(due.missing)
                 chunks, known = chunks + len(due.table), known + len(due.table) - missing
@@ -239,19 +241,6 @@ class _Measuring:
             self.expected -= len(table) - int(missing.sum())
             expect("measuring", max(self.expected, 0))
         return _Due(leaf, table, known, select(table, missing) if missing.any() else None)
-
-    def _gathered(self, due: Iterator[_Due]) -> Iterator[list[_Due]]:
-        """One after the other; for tasks, so many that there is work for all of them."""
-        some: list[_Due] = []
-        refs = 0
-        for one in due:
-            some.append(one)
-            refs += len(one.table)
-            if self.run is None or refs >= _GATHERED:
-                yield some
-                some, refs = [], 0
-        if some:
-            yield some
 
     def _fresh(self, array: _MeasuredArray, some: Sequence[_Due]) -> list[list[ZoneTable]]:
         """For each of these, the entries of the chunks that had none; measured here or in tasks."""

@@ -16,14 +16,14 @@ from typing import Any
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.history.refs import REF_ATTEMPTS, Refs
-from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.snapshot.opening import open_at
 from zarr_manifests.engine.snapshot.totals import node_facts, pending_rows
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import ObjectNotFoundError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import ROOT_KEY
-from zarr_manifests.metrics import Meter, Metrics
+from zarr_manifests.metrics import Metrics
 from zarr_manifests.planning.layout.leaves import BaseIndex
 from zarr_manifests.planning.layout.sets import explain
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
@@ -36,7 +36,7 @@ from zarr_manifests.reports import (
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.storage.metered import metered, unmetered
+from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import Capabilities, ObjectInfo
 from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers
@@ -87,12 +87,7 @@ def plan_layout(
 
 def _opened(storage: Storage, config: Config, runtime: Runtime) -> tuple[Context, Refs]:
     """The repository as a new process opens it."""
-    storage = metered(storage, Meter())
-    roots = Roots(storage, runtime)
-    at = roots.read()
-    repository_id = at.root.repository_id
-    where = repository_id, storage, runtime, roots, config, Containers(), CacheOptions()
-    context = Context.of(*where)
+    context, at = open_at(storage, config, Containers(), CacheOptions(), runtime)
     return context, Refs(context, at)
 
 

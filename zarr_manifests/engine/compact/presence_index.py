@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -34,9 +36,9 @@ from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of, leaf_name
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import (
-    UNUSABLE,
     index_directory,
     index_pointer,
+    usable,
 )
 from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.blobs import BlobRef
@@ -48,6 +50,7 @@ from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import no_array
 from zarr_manifests.planning.conflict.admission import Writer, admission
+from zarr_manifests.planning.layout.batches import parts
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Overlay, inside
 from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
@@ -179,7 +182,7 @@ class Presence:
         """The bitmaps of these leaves, by box, fetched in one round."""
         entries = [self._entry(leaf) for leaf in leaves]
         blobs = {e.blob.key: e.blob for e in entries if e is not None}
-        loads = [partial(self._load, blob) for blob in blobs.values()]
+        loads = [partial(usable, self._context, blob, Bitmaps) for blob in blobs.values()]
         loaded = dict(zip(blobs, self._context.runtime.parallel(loads), strict=True))
         found: dict[Box, Bitmap] = {}
         for leaf, entry in zip(leaves, entries, strict=True):
@@ -201,12 +204,6 @@ class Presence:
             pointer = index_pointer(self._context, self._branch)
             self._directory = index_directory(self._context, pointer)
         return self._directory.entries.get(leaf_name(leaf))
-
-    def _load(self, blob: BlobRef) -> Bitmaps | None:
-        try:
-            return self._context.objects.load(blob, Bitmaps)
-        except UNUSABLE:
-            return None  # as if missing: the leaves say the same
 
 
 def _concerned(group: _Group) -> list[PlacedLeaf]:
@@ -265,11 +262,6 @@ def counted_usage(context: ReadContext, view: SnapshotView, path: str, branch: s
     return Usage("", found.total, growth, arrays=(found,), snapshot_id=view.snapshot_id)
 
 
-def leaf_names(ref: ManifestRef) -> list[LeafName]:
-    """Names that identify the leaves of a base's manifest in the index."""
-    return [(part.node_id, part.box, ref.blob.key, ref.blob.crc32c) for part in ref.parts]
-
-
 def index_leaves(
     keys: SessionKeys, leaves: Iterable[tuple[bytes, BlobRef, int, Bitmap]]
 ) -> tuple[list[Upload], list[IndexEntry]]:
@@ -277,26 +269,19 @@ def index_leaves(
     made = []
     for node_id, blob, stored, bitmap in leaves:
         size = len(bitmap.bits or b"") + 2 * (0 if bitmap.index is None else len(bitmap.index))
-        made.append((node_id, blob, stored, bitmap, size))
-    made.sort(key=lambda one: (one[4] > _SMALL_BYTES, one[0]))
-    groups: list[list[tuple[bytes, BlobRef, int, Bitmap, int]]] = []
-    nbytes = 0
-    for one in made:
         # Large bitmaps are stored by array, so that a query for one array fetches no other's.
-        other = bool(groups) and one[4] > _SMALL_BYTES and one[0] != groups[-1][-1][0]
-        if not groups or other or nbytes + one[4] > _BITMAPS_BYTES:
-            groups.append([])
-            nbytes = 0
-        groups[-1].append(one)
-        nbytes += one[4]
+        made.append((node_id if size > _SMALL_BYTES else b"", node_id, blob, stored, bitmap, size))
+    made.sort(key=itemgetter(0, 1))
     uploads: list[Upload] = []
     entries: list[IndexEntry] = []
-    for group in groups:
-        upload = Upload(keys.next("indexes"), Bitmaps(tuple(one[3] for one in group)).encode())
-        uploads.append(upload)
-        for position, (node_id, blob, stored, bitmap, _) in enumerate(group):
-            name = (node_id, bitmap.box, blob.key, blob.crc32c)
-            entries.append(IndexEntry(*name, bitmap.count, stored, upload.ref, position))
+    for _, together in groupby(made, itemgetter(0)):
+        for group in parts(together, itemgetter(5), _BITMAPS_BYTES):
+            bitmaps = Bitmaps(tuple(bitmap for *_, bitmap, _ in group))
+            uploads.append(Upload(keys.next("indexes"), bitmaps.encode()))
+            for position, (_, node_id, blob, stored, bitmap, _) in enumerate(group):
+                name = (node_id, bitmap.box, blob.key, blob.crc32c)
+                at = uploads[-1].ref, position
+                entries.append(IndexEntry(*name, bitmap.count, stored, *at))
     return uploads, entries
 
 
@@ -305,23 +290,28 @@ def with_entries(
     branch: Branch,
     keys: SessionKeys,
     entries: Sequence[IndexEntry],
-    live_leaves: Sequence[LeafName],
+    manifests: Iterable[ManifestRef],
     nodes: Mapping[bytes, Node],
     zones: Mapping[bytes, NewPages] | None = None,
 ) -> tuple[Branch, list[Upload]]:
     """Add entries, and pages of zone maps by node, to the branch's index.
 
-    Returns the branch, and the objects to upload, of which the directory is the last. `nodes` are
-    those of the branch's head.
+    Returns the branch, and the objects to upload, of which the directory is the last. `manifests`
+    are those of the branch's base, and `nodes` those of its head.
 
-    Of older entries only those of `live_leaves`, the leaves of the branch's base, are kept. Others
-    would keep bitmaps of leaves that only old snapshots have, or none, from being collected.
+    Of older entries only those of leaves of the base are kept. Others would keep bitmaps of leaves
+    that only old snapshots have, or none, from being collected.
     """
+    live = [
+        (part.node_id, part.box, ref.blob.key, ref.blob.crc32c)
+        for ref in manifests
+        for part in ref.parts
+    ]
     known = index_directory(context, branch.index)
-    kept = {name: known.entries[name] for name in live_leaves if name in known.entries}
+    kept = {name: known.entries[name] for name in live if name in known.entries}
     new = {entry.name: entry for entry in entries}
     changed = {entry.node_id for entry in entries}
-    leaves = live_leaves if known.zones or zones else ()
+    leaves = live if known.zones or zones else ()
     paged, uploads = pages_after(context, keys, known.zones, zones or {}, changed, leaves, nodes)
     directory = IndexDirectory(kept | new, known.others, paged)
     uploads.append(Upload(keys.next("indexes"), directory.encode()))
@@ -384,8 +374,8 @@ def add_to_index(
         if tip is None:
             raise NotFoundError(f"{operation}: branch {branch!r} was deleted; nothing was added")
         now = view if tip.head.key == view.ref.key else context.open_branch(tip)
-        live = [name for ref in now.manifests for name in leaf_names(ref)]
-        moved, uploads = with_entries(context, tip, keys, entries, live, now.by_id, zones)
+        added = entries, now.manifests, now.by_id, zones
+        moved, uploads = with_entries(context, tip, keys, *added)
         creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
         context.runtime.parallel(creates)
         new = replace(root, branches={**root.branches, branch: moved})
@@ -401,17 +391,10 @@ def _usable(
     entries = index_directory(context, pointer).entries
     found = [entries[leaf_name(leaf)] for leaf in leaves if leaf_name(leaf) in entries]
 
-    def readable(blob: BlobRef) -> bool:
-        try:
-            context.objects.load(blob, Bitmaps)
-        except UNUSABLE:
-            return False  # it is rebuilt
-        return True
-
     blobs = {entry.blob.key: entry.blob for entry in found}
-    checks = [partial(readable, blob) for blob in blobs.values()]
+    checks = [partial(usable, context, blob, Bitmaps) for blob in blobs.values()]
     there = dict(zip(blobs, context.runtime.parallel(checks), strict=True))
-    return {entry.name for entry in found if there[entry.blob.key]}
+    return {entry.name for entry in found if there[entry.blob.key] is not None}
 
 
 def _bitmaps(

@@ -50,7 +50,9 @@ from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
+from zarr_manifests.planning.layout.batches import parts
 from zarr_manifests.planning.layout.packing import LEAF_ROWS
+from zarr_manifests.planning.tables.byte_ranges import coalesce
 from zarr_manifests.planning.tables.merge import difference, pick, rows_at, split, without
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.planning.upkeep.dead_packs import (
@@ -60,10 +62,8 @@ from zarr_manifests.planning.upkeep.dead_packs import (
     by_bytes,
     due_packs,
     moved_rows,
-    parts,
     uses_of,
 )
-from zarr_manifests.planning.upkeep.digests import coordinate_ids
 from zarr_manifests.planning.zones.entries import zones_of_chunks
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import CompactionReport
@@ -324,9 +324,9 @@ class _Repacking:
             node_id: Manifest.of([(node_id, part) for part in split(table, LEAF_ROWS)])
             for node_id, table in kept
         }
-        delta, uploads = encoded_delta(context, keys, Delta(commit_id), tables)
-        held = {part.node_id for part in delta.embedded.directory()}
-        coordinates = coordinate_ids(current.nodes.values(), held)
+        delta, uploads, coordinates = encoded_delta(
+            context, keys, current, Delta(commit_id), tables
+        )
         # As a run of two, so that it is not mistaken for the log of a commit that changed chunks.
         first, last = before.sequence + 1, before.sequence + 2
         entry = DeltaEntry.of(uploads[-1].ref, delta, last, coordinates, first=first)
@@ -411,27 +411,21 @@ def _copy_step(storage: Storage, runtime: Runtime, step: _Step) -> _Copied:
 
 def _read(storage: Storage, ranges: Sequence[Range]) -> _Read:
     """The chunks at these ranges of one object."""
-    spans: list[tuple[int, int]] = []
-    for one in ranges:
-        if spans and one.offset <= sum(spans[-1]):
-            start = spans[-1][0]
-            spans[-1] = start, max(sum(spans[-1]), one.offset + one.length) - start
-        else:
-            spans.append((one.offset, one.length))
+    offsets, lengths = [one.offset for one in ranges], [one.length for one in ranges]
+    requests = coalesce(offsets, lengths, gap_bytes=0, span_bytes=sum(lengths))
     try:
-        data = storage.get_ranges(ranges[0].key, spans)
+        data = storage.get_ranges(ranges[0].key, [(one.start, one.length) for one in requests])
     except ObjectNotFoundError:
         return [], [(one, "is not there") for one in ranges]
-    found, damaged, at = [], [], 0
-    for one in ranges:
-        while at + 1 < len(spans) and one.offset >= spans[at + 1][0]:
-            at += 1
-        start = one.offset - spans[at][0]
-        chunk = data[at][start : start + one.length]
-        if len(chunk) != one.length or crc32c(chunk) != one.crc32c:
-            damaged.append((one, "does not match its checksum"))
-        else:
-            found.append((one, chunk))
+    found, damaged = [], []
+    for request, span in zip(requests, data, strict=True):
+        for one in (ranges[at] for at in request.members):
+            start = one.offset - request.start
+            chunk = span[start : start + one.length]
+            if len(chunk) != one.length or crc32c(chunk) != one.crc32c:
+                damaged.append((one, "does not match its checksum"))
+            else:
+                found.append((one, chunk))
     return found, damaged
 
 

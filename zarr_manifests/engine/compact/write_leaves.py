@@ -32,6 +32,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.stretches import TableData
 from zarr_manifests.format.zone_maps import ZoneTable
+from zarr_manifests.planning.layout.batches import parts
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf, part_order
 from zarr_manifests.planning.layout.sets import PlannedManifest
 from zarr_manifests.planning.tables.live_deltas import Stack
@@ -106,14 +107,7 @@ def write_in_tasks(
 
     def write(index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
         order = sorted(range(len(planned)), key=lambda i: part_order(planned[i].leaves[0]))
-        groups: list[list[int]] = []
-        room = 0
-        for number in order:
-            if planned[number].refs > room:
-                groups.append([])
-                room = _TASK_REFS
-            groups[-1].append(number)
-            room -= planned[number].refs
+        groups = [*parts(order, lambda i: planned[i].refs, _TASK_REFS)]
         jobs = [_job(index, [planned[i] for i in group]) for group in groups]
         result, made = Written(), dict[int, ManifestRef]()
         for group, done in zip(groups, run(task.write, jobs), strict=True):
@@ -238,16 +232,8 @@ class LeavesHere:
         Neighbours come together, since they need the same tables.
         """
         order = sorted(range(len(planned)), key=lambda i: part_order(planned[i].leaves[0]))
-        batch: list[tuple[int, Part]] = []
-        refs = 0
-        for number, leaf in ((i, leaf) for i in order for leaf in planned[i].leaves):
-            if batch and refs + leaf.count > BATCH_ROWS:
-                yield batch
-                batch, refs = [], 0
-            batch.append((number, leaf))
-            refs += leaf.count
-        if batch:
-            yield batch
+        leaves = ((i, leaf) for i in order for leaf in planned[i].leaves)
+        return parts(leaves, lambda one: one[1].count, BATCH_ROWS)
 
     def _encoded(self, index: BaseIndex, batch: Sequence[tuple[int, Part]]) -> list[_Leaf]:
         """Merge and encode these leaves."""

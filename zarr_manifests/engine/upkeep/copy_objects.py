@@ -30,7 +30,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.planning.upkeep.dead_packs import parts
+from zarr_manifests.planning.layout.batches import parts
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import ObjectInfo

@@ -53,10 +53,10 @@ from zarr_manifests.format.root import ROOT_KEY, LogEntry, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import ZonePages, Zones
 from zarr_manifests.grid import Box
+from zarr_manifests.planning.layout.batches import parts
 from zarr_manifests.planning.layout.leaves import part_order
 from zarr_manifests.planning.layout.node_pages import orphans
 from zarr_manifests.planning.upkeep.collection import first_archive_kept
-from zarr_manifests.planning.upkeep.dead_packs import parts
 from zarr_manifests.planning.upkeep.digests import tells_about
 from zarr_manifests.planning.upkeep.paging import checked, pulled
 from zarr_manifests.progress import counted, expect, tell

@@ -6,7 +6,7 @@ are assumed to be spread evenly in its box.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -72,3 +72,27 @@ def _middle(region: Box, steps: Coords) -> tuple[int, int]:
         if count > 1:
             return axis, (first + count // 2) * step
     return -1, 0
+
+
+def parts[T](
+    items: Iterable[T], weigh: Callable[[T], int], most: int, most_items: int | None = None
+) -> Iterator[list[T]]:
+    """Split the items, in order, into parts of at most that weight and number, or of one item.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.layout.batches import parts
+    >>> list(parts(["ab", "c", "defg", "h"], len, 3)), list(parts("abc", len, 9, 2))
+    ([['ab', 'c'], ['defg'], ['h']], [['a', 'b'], ['c']])
+    """
+    part: list[T] = []
+    weight = 0
+    for item in items:
+        more = weigh(item)
+        if part and (weight + more > most or len(part) == most_items):
+            yield part
+            part, weight = [], 0
+        part.append(item)
+        weight += more
+    if part:
+        yield part

@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.virtual_sources import NO_SOURCES
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import object_key
+from zarr_manifests.planning.layout.batches import parts
 from zarr_manifests.planning.tables.merge import select, take
 
 type Column = npt.NDArray[np.int64]
@@ -107,30 +108,6 @@ def due_packs(uses: Mapping[str, Use], sizes: Mapping[str, int], min_live: float
     return sorted(
         key for key, use in uses.items() if key in sizes and use.nbytes < min_live * sizes[key]
     )
-
-
-def parts[T](
-    items: Iterable[T], weigh: Callable[[T], int], most: int, most_items: int | None = None
-) -> Iterator[list[T]]:
-    """Split the items, in order, into parts of at most that weight and number, or of one item.
-
-    Examples
-    --------
-    >>> from zarr_manifests.planning.upkeep.dead_packs import parts
-    >>> list(parts(["ab", "c", "defg", "h"], len, 3)), list(parts("abc", len, 9, 2))
-    ([['ab', 'c'], ['defg'], ['h']], [['a', 'b'], ['c']])
-    """
-    part: list[T] = []
-    weight = 0
-    for item in items:
-        more = weigh(item)
-        if part and (weight + more > most or len(part) == most_items):
-            yield part
-            part, weight = [], 0
-        part.append(item)
-        weight += more
-    if part:
-        yield part
 
 
 def by_bytes(ranges: Iterable[Range], most_bytes: int) -> Iterator[list[Range]]:
