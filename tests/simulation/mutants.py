@@ -540,7 +540,7 @@ def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heartbeat.Term, "is_over", lambda self, runtime: False)
 
 
-@mutant("A policy function's answer for chunks is reused for attributes.", 41)
+@mutant("A policy function's answer for chunks is reused for attributes.", 721)
 def function_asked_once(patch: pytest.MonkeyPatch) -> None:
     choice = rules._choice
 

@@ -565,10 +565,9 @@ class Roots(RootReader):
         Parameters
         ----------
         make : callable
-            The next root, with everything it refers to written and the root to replace archived,
-            and the random id of the operation; None if nothing is to be changed. It is called anew
-            on every attempt, and once more if an object is missing: that may have been collected
-            after the root was read.
+            The next root, with everything it refers to written, and the random id of the
+            operation; None if nothing is to be changed. It is called anew on every attempt, and
+            once more if an object is missing: that may have been collected after the root was read.
         what : str
             The operation, for the error if others come first too often.
         attempts : int
@@ -593,7 +592,10 @@ class Roots(RootReader):
 
         for attempt in range(attempts):
             at, new = opened(made)
-            swapped = at if new is None else self.swap(at, *new, archived=archived)
+            if new is None:
+                return at
+            self.archive(at)
+            swapped = self.swap(at, *new, archived=archived)
             if swapped is not None:
                 return swapped
             self.backoff(attempt)
@@ -623,7 +625,6 @@ class Roots(RootReader):
             changed = _hiding(root, change(root), ref)
             what = leaving(operation, _place_of(root, operation, ref)) if leaves else operation
             entry = LogEntry(version, now_ms, what, ref, snapshot, operation_id)
-            self.archive(at)
             return changed.with_log(entry).with_copies({}, "main"), operation_id
 
         what = f"{operation} of {ref!r}" if ref else operation
@@ -640,7 +641,6 @@ class Roots(RootReader):
             new = change(at.root)
             if new is at.root:
                 return None
-            self.archive(at)
             return new.with_copies({}, "main"), unlogged
 
         return self.swap_in(make, what, attempts, archived=False)
