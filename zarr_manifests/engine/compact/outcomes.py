@@ -13,7 +13,6 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -31,7 +30,7 @@ from zarr_manifests.planning.upkeep.compaction_triggers import (
     opening_is_slow,
 )
 from zarr_manifests.reports import CompactionReport
-from zarr_manifests.runtime import Run, start_thread
+from zarr_manifests.runtime import Run, one_by_one, start_thread
 
 _LOG = logging.getLogger(__name__)
 _TASKS_CACHE_BYTES: Final = 32 << 20
@@ -165,12 +164,8 @@ def compact_alone(context: Context, branch: str) -> None:
 
 def _alone(context: Context) -> Context:
     """The same repository, for use by a single thread."""
-    runtime = replace(context.runtime, parallel=_in_turn)
+    # Pools refuse work once the interpreter exits, and their threads are for the foreground.
+    runtime = replace(context.runtime, parallel=one_by_one)
     alone = context.unshared_by(runtime, CacheOptions(max_size=_ALONE_CACHE_BYTES))
     alone.roots.read()
     return alone
-
-
-def _in_turn[R](calls: Sequence[Callable[[], R]]) -> list[R]:
-    # Pools refuse work once the interpreter exits, and their threads are for the foreground.
-    return [call() for call in calls]
