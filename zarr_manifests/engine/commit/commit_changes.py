@@ -172,31 +172,24 @@ def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Landed:
         with _amending(workspace, branch, amends):
             view = context.open_view(amends.snapshot.parent)
             amended = delta_of(context, amends.snapshot)
-    with _closed_if_unknown(workspace), workspace.packed() as (changes, packs):
-        if amends is not None and amended is not None:
-            with _amending(workspace, branch, amends):
-                zones = dict(changes.zones)
-                changes = replace(combined(context, view, amended, changes), zones=zones)
-                take_zones(context, changes, amends.snapshot)
-        start_s = context.runtime.monotonic_s()
-        try:
-            done = _landed(workspace, branch, request, view, changes, packs)
-        except ConflictError:
-            context.meter.add("conflicts")
-            raise
-        tell_landed(context, "commit", branch, done.head, start_s)
-    return done
-
-
-@contextmanager
-def _closed_if_unknown(workspace: Workspace) -> Iterator[None]:
     try:
-        yield
+        with workspace.packed() as (changes, packs):
+            if amends is not None and amended is not None:
+                with _amending(workspace, branch, amends):
+                    zones = dict(changes.zones)
+                    changes = replace(combined(context, view, amended, changes), zones=zones)
+                    take_zones(context, changes, amends.snapshot)
+            start_s = context.runtime.monotonic_s()
+            done = _landed(workspace, branch, request, view, changes, packs)
+            tell_landed(context, "commit", branch, done.head, start_s)
     except BaseException as error:
+        if isinstance(error, ConflictError):
+            context.meter.add("conflicts")
         # An interrupt may have come after the swap.
         if isinstance(error, CommitOutcomeUnknownError) or not isinstance(error, ManifestsError):
             workspace.closed = UNKNOWN
         raise
+    return done
 
 
 def _landed(
