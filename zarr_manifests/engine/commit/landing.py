@@ -153,8 +153,8 @@ def land(
         The head that the version was made on. If the branch is known to have moved since, the root
         is read first.
     make : callable
-        The version, as of a root that has the branch; it is called on every attempt. None if
-        nothing is to land any more.
+        The version, as of a root, with the branch if it is still there; it is called on every
+        attempt. None if nothing is to land any more.
     uploads : sequence of Upload
         Those that do not depend on the head.
     what : tuple of str
