@@ -16,23 +16,29 @@ from typing import Any
 import numpy as np
 import zarr
 
-from zarr_manifests.engine.commit.advance_marks import check_now
-from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
-from zarr_manifests.engine.commit.landing import Committed, commit
-from zarr_manifests.engine.commit.merging import Merging, plan_merge
-from zarr_manifests.engine.commit.rebase import Rebasing, rebase_changes
-from zarr_manifests.engine.commit.relocate import Relocating, relocate_changes
-from zarr_manifests.engine.commit.replay import patch
-from zarr_manifests.engine.commit.request import CommitRequest
+from zarr_manifests.engine.commit.commit_changes import (
+    CommitRequest,
+    checked_message,
+    checked_metadata,
+    commit,
+)
+from zarr_manifests.engine.commit.landing import Landed, check_now
+from zarr_manifests.engine.commit.rebase import (
+    Rebasing,
+    Relocating,
+    rebase_changes,
+    relocate_changes,
+)
+from zarr_manifests.engine.commit.replay import Merging, patch, plan_merge
 from zarr_manifests.engine.compact.outcomes import compact_if_due
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.contents import summary
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.edit.workspace import UNKNOWN, Workspace
-from zarr_manifests.engine.history.ancestry import opened
 from zarr_manifests.engine.history.find_version import marks_of
 from zarr_manifests.engine.history.refs import BranchMovedError, Refs
+from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -248,7 +254,9 @@ class SessionCommits:
                 changes = workspace.contents.changes
                 moved = relocate_changes(workspace, changes, tip, self._relocating, rebasing)
                 if moved is None:
-                    moved = rebase_changes(context, workspace.contents.view, tip, changes, rebasing)
+                    view = workspace.contents.view
+                    rebased = rebase_changes(context, view, tip, changes, rebasing)
+                    moved = rebased.on, rebased.changes
                 workspace.rebase(*moved)
         return workspace.contents.view.snapshot_id
 
@@ -288,7 +296,7 @@ class SessionCommits:
         self._go_on(done)
         return snapshot_id_of(done.head.key)
 
-    def _go_on(self, done: Committed) -> None:
+    def _go_on(self, done: Landed) -> None:
         """Continue from the committed snapshot; a failure here does not undo the commit."""
         writer = self.writer
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
-from zarr_manifests.engine.root.deferred_create import Unmade
+from zarr_manifests.engine.root.create import Unmade
 from zarr_manifests.engine.snapshot.context import create_at, exists_at
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
 from zarr_manifests.ids import object_key

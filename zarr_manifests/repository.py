@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import commit, compact, edit, history, upkeep
-from zarr_manifests.engine.history.ancestry import opened
 from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, hold
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
-from zarr_manifests.engine.root.root_metadata import metadata_of, set_metadata
-from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.root.roots import RootAt, opened
 from zarr_manifests.engine.snapshot.context import (
     Context,
+    metadata_of,
     open_at,
     save_config,
+    set_metadata,
 )
 from zarr_manifests.engine.snapshot.preload import RefsPreload
 from zarr_manifests.engine.snapshot.totals import totals_of
@@ -225,7 +225,7 @@ class Repository:
         """
         if update is None:
             return metadata_of(self._context.roots.read().root)
-        checked = commit.describe.checked_metadata(update, "repository")
+        checked = commit.commit_changes.checked_metadata(update, "repository")
         return set_metadata(self._context.roots, checked, keep=not replace)
 
     # --- sessions ----------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 import zarr_manifests as zm
 from storages import CountingStorage, Record
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.compact.base_writing import encoded_base
+from zarr_manifests.engine.compact.merge_leaves import encoded_base
 from zarr_manifests.engine.compact.presence_index import index_leaves
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.format.index import Bitmap, IndexDirectory

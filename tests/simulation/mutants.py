@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from simulated import Outcome, simulate
 from zarr_manifests import commits
-from zarr_manifests.engine.commit import advance_marks
-from zarr_manifests.engine.commit import landing as commit
+from zarr_manifests.engine.commit import commit_changes as commit
+from zarr_manifests.engine.commit import landing
 from zarr_manifests.engine.commit import rebase as rebasing
-from zarr_manifests.engine.commit import relocate as relocating
 from zarr_manifests.engine.compact import compaction as compact
 from zarr_manifests.engine.compact import repack_chunks as repacking
-from zarr_manifests.engine.compact import runs as rollup
 from zarr_manifests.engine.edit import forks
 from zarr_manifests.engine.edit.merge_forks import Merge
 from zarr_manifests.engine.history import ancestry, leases, left_behind, refs
@@ -104,7 +101,7 @@ def unknown_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("The swap is made although an earlier upload failed.", 9)
 def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
-    upload = commit._upload
+    upload = landing._upload
 
     def careless(context: Any, calls: Any, *args: Any) -> None:
         def attempt(call: Callable[[], object]) -> None:
@@ -113,7 +110,7 @@ def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
 
         upload(context, [lambda call=call: attempt(call) for call in calls], *args)
 
-    patch.setattr(commit, "_upload", careless)
+    patch.setattr(landing, "_upload", careless)
 
 
 @mutant("The first session after opening may begin at any root seen before.", 39)
@@ -151,65 +148,65 @@ def marks_compared_last(patch: pytest.MonkeyPatch) -> None:
 def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
     def stale(context: Any, branch: str, txn: Any) -> None:
         root = context.roots.with_branch(context.roots.latest.root, branch)
-        advance_marks.check_marks(context, root, branch, txn)
+        landing.check_marks(context, root, branch, txn)
 
     patch.setattr(commits, "check_now", stale)
 
 
-@mutant("Marks are those of the snapshot that the session read.", 3, "streams")
+@mutant("Marks are those of the snapshot that the session read.", 4, "streams")
 def marks_of_the_base(patch: pytest.MonkeyPatch) -> None:
-    land, after = commit._Landing.land, commit.marks_after
+    make, after = commit._Attempt.make, commit.marks_after
     base: list[Any] = []
 
-    def noted(self: Any, **more: Any) -> Any:
+    def noted(self: Any, root: Any) -> Any:
         base[:] = [self.view.snapshot]
-        return land(self, **more)
+        return make(self, root)
 
-    patch.setattr(commit._Landing, "land", noted)
+    patch.setattr(commit._Attempt, "make", noted)
     patch.setattr(commit, "marks_after", lambda c, _, *args: after(c, base[0], *args))
 
 
 @mutant("A compaction drops the marks.", 4, "streams")
 def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
-    made = compact.Snapshot
+    made = compact.rewritten
 
     def without(*args: Any, **more: Any) -> Any:
-        return made(*args[:12], {}, *args[13:], **more)
+        return made(*args, **more, marks={})
 
-    patch.setattr(compact, "Snapshot", without)
+    patch.setattr(compact, "rewritten", without)
 
 
 @mutant("Versions that are missing before a step are not noticed.", 11, "streams")
 def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
-    check = advance_marks._check_txn
+    check = landing._check_txn
 
     def any_lower(context: Any, tip: Any, head: Any, txn: Any, branch: str) -> None:
         check(context, tip, head, replace(txn, after=None), branch)
 
-    patch.setattr(advance_marks, "_check_txn", any_lower)
+    patch.setattr(landing, "_check_txn", any_lower)
 
 
 # --- conflicts and branches --------------------------------------------------------------------
 
 
-@mutant("A commit is rebased onto anything.", 1)
+@mutant("A commit is rebased onto anything.", 0)
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: replace(rebase(*a, **k), conflicts=()))
 
 
-@mutant("A rebase ignores what the commit has read.", 1)
+@mutant("A rebase ignores what the commit has read.", 26)
 def dependent_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: rebase(*a, **{**k, "reads": None}))
 
 
-@mutant("A commit ignores what its serializable session has read.", 1)
+@mutant("A commit ignores what its serializable session has read.", 26)
 def serializable_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_read_conflicts", lambda *args: iter(()))
 
 
-@mutant("Chunks that a policy leaves to others are overwritten.", 41)
+@mutant("Chunks that a policy leaves to others are overwritten.", 64)
 def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(
@@ -217,15 +214,15 @@ def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("A relocated append keeps its chunks where they were.", 36)
+@mutant("A relocated append keeps its chunks where they were.", 15)
 def appended_in_place(patch: pytest.MonkeyPatch) -> None:
     def put(result: Any, move: Any, table: Any) -> None:
         result.put_table(move.node_id, table)
 
-    patch.setattr(relocating, "_put_shifted", put)
+    patch.setattr(rebasing, "_put_shifted", put)
 
 
-@mutant("A commit lands on a branch that was reset to a history without its base.", 1)
+@mutant("A commit lands on a branch that was reset to a history without its base.", 5)
 def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
     between = rebasing.deltas_between
     patch.setattr(rebasing, "deltas_between", lambda *args: between(*args) or [])
@@ -250,7 +247,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(left_behind, "find_left", anywhere)
 
 
-@mutant("Refs can be restored from before the last collection.", 13)
+@mutant("Refs can be restored from before the last collection.", 5)
 def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_check_restorable", lambda root, version: None)
 
@@ -304,18 +301,18 @@ def copies_share_names(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A compaction replaces newer deltas instead of going below them.", 5)
 def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
-    attempt = compact._try
+    make, made = compact._Work._make, compact.rewritten
+    work: list[Any] = []
 
-    def over(context: Any, at: Any, branch: str, current: Any, done: Any, *more: Any) -> Any:
-        count = len(done.old)
-        was = current.snapshot
-        current.snapshot = replace(was, deltas=was.deltas[:count], digests=())
-        try:
-            return attempt(context, at, branch, current, done, *more)
-        finally:
-            current.snapshot = was
+    def noted(self: Any, root: Any) -> Any:
+        work[:] = [self]
+        return make(self, root)
 
-    patch.setattr(compact, "_try", over)
+    def over(*args: Any, **more: Any) -> Any:
+        return made(*args, **{**more, "deltas": work[0]._entries, "digests": ()})
+
+    patch.setattr(compact._Work, "_make", noted)
+    patch.setattr(compact, "rewritten", over)
 
 
 @mutant(
@@ -345,19 +342,19 @@ def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_place", stale)
 
 
-@mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.", 5)
+@mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.", 1)
 def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
-    layers_of = rollup._layers
+    layers_of = compact._layers
 
     def apart(*args: Any) -> Any:
         return {node: [*found[1:], found[0]] for node, found in layers_of(*args).items()}
 
-    patch.setattr(rollup, "_layers", apart)
+    patch.setattr(compact, "_layers", apart)
 
 
 @mutant("A run omits its deltas' deletions, although the base still has the nodes or chunks.", 35)
 def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
-    layers_of = rollup._layers
+    layers_of = compact._layers
 
     def without(*args: Any) -> Any:
         found = layers_of(*args)
@@ -367,7 +364,7 @@ def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
                 layers[i] = replace(layer, tables=tuple(table for table in kept if len(table)))
         return {node: layers for node, layers in found.items() if any(x.tables for x in layers)}
 
-    patch.setattr(rollup, "_layers", without)
+    patch.setattr(compact, "_layers", without)
 
 
 @mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 88)
@@ -375,7 +372,7 @@ def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
 
-@mutant("A repacking restores chunks that others have changed since it read them.", 24)
+@mutant("A repacking restores chunks that others have changed since it read them.", 431)
 def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
     def all_of_them(current: Any, moved: Any) -> list[Any]:
         return [(node_id, new) for node_id, _, new in moved]
@@ -394,12 +391,12 @@ def no_fence_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(epochs, "admission", unfenced)
 
 
-@mutant("A writer continues although another has claimed the branch.", 4)
+@mutant("A writer continues although another has claimed the branch.", 7)
 def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "_is_shut_out", lambda *args: False)
 
 
-@mutant("A compactor continues although another has taken over.", 18)
+@mutant("A compactor continues although another has taken over.", 5)
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     def unclaimed(root: Any, *args: Any) -> Any:
         return admission.admission(replace(root, epochs={}), *args)
@@ -407,18 +404,9 @@ def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "admission", unclaimed)
 
 
-@mutant("A repacking from before the fence lands.", 409)
+@mutant("A repacking from before the fence lands.", 480)
 def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
-    standing = repacking._Repacking._standing
-
-    def unfenced(self: Any, *args: Any) -> Any:
-        keys, self.keys = self.keys, SimpleNamespace(start=1 << 40)
-        try:
-            return standing(self, *args)
-        finally:
-            self.keys = keys
-
-    patch.setattr(repacking._Repacking, "_standing", unfenced)
+    patch.setattr(repacking._Repacking, "_check_admitted", lambda *args: None)
 
 
 @mutant("A lease counts by the reader's clock, not by its existence.", 123)
@@ -444,7 +432,7 @@ def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(expire, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
 
 
-@mutant("A lease is taken and renewed on an expired snapshot.", 13)
+@mutant("A lease is taken and renewed on an expired snapshot.", 25)
 def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "locate", lambda *args: None)
 
@@ -474,7 +462,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(left_behind, "children", others)
 
 
-@mutant("A collection does not mark what only tags lead to.", 27)
+@mutant("A collection does not mark what only tags lead to.", 59)
 def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     live = collect.live_snapshots
     patch.setattr(
@@ -521,7 +509,7 @@ def looked_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda root, newer: False)
 
 
-@mutant("A verification lists the archives before it reads the root.", 18)
+@mutant("A verification lists the archives before it reads the root.", 4)
 def archives_listed_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda root, newer: False)
     patch.setattr(verify, "_first_kept", lambda root: 0)
@@ -551,7 +539,7 @@ def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heartbeat.Term, "is_over", lambda self, runtime: False)
 
 
-@mutant("A policy function's answer for chunks is reused for attributes.", 41)
+@mutant("A policy function's answer for chunks is reused for attributes.", 721)
 def function_asked_once(patch: pytest.MonkeyPatch) -> None:
     choice = rules._choice
 

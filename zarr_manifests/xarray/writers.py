@@ -28,7 +28,7 @@ from xarray.conventions import encode_dataset_coordinates
 from zarr.core.group import ConsolidatedMetadata
 
 from zarr_manifests.config import Config
-from zarr_manifests.engine.commit.describe import checked_message, checked_metadata
+from zarr_manifests.engine.commit.commit_changes import checked_message, checked_metadata
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
-    from zarr_manifests.engine.commit import describe as describe
+    from zarr_manifests.engine.commit import commit_changes as commit_changes
     from zarr_manifests.engine.commit import replay as replay
 else:
-    __getattr__ = on_demand(__name__, "describe", "replay")
+    __getattr__ = on_demand(__name__, "commit_changes", "replay")

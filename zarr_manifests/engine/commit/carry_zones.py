@@ -24,19 +24,22 @@ from zarr_manifests.format.columns import MAX_ROWS
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import PAGE_ROWS, Zones, ZoneTable
 from zarr_manifests.planning.tables.merge import rearranged
+from zarr_manifests.planning.upkeep.garbage import parts
 from zarr_manifests.planning.zones.meaning import in_pages, merged_by_node, taken, valid
 
 _ROWS_TOGETHER: Final = 4 * PAGE_ROWS
 
 
 def zones_upload(
-    changes: ChangeSet, tables: Mapping[bytes, Sequence[Rows]], keys: SessionKeys
+    zones: Mapping[bytes, Sequence[ZoneTable | bytes]],
+    tables: Mapping[bytes, Sequence[Rows]],
+    keys: SessionKeys,
 ) -> Upload | None:
-    """The object with entries of the chunks in these tables, by node; None if there are none."""
+    """The object with the entries that describe chunks in these tables; None if there are none."""
     found = (
         merged
         for node_id, parts in tables.items()
-        for group in _together(changes.zones.get(node_id, ()))
+        for group in _together(zones.get(node_id, ()))
         for merged in _merged(node_id, group, parts)
     )
     return upload_of(found, keys)
@@ -47,15 +50,9 @@ def _together(tables: Sequence[ZoneTable | bytes]) -> list[Sequence[ZoneTable | 
     heads = [ZoneTable.head(zones) for zones in tables]
     if sum(rows for _, rows in heads) <= _ROWS_TOGETHER:
         return [tables]
-    groups: list[list[ZoneTable | bytes]] = []
-    room = 0
-    for at in sorted(range(len(tables)), key=lambda at: heads[at][0].lo):
-        if heads[at][1] > room:
-            groups.append([])
-            room = _ROWS_TOGETHER
-        groups[-1].append(tables[at])
-        room -= heads[at][1]
-    return [*groups]
+    order = sorted(range(len(tables)), key=lambda at: heads[at][0].lo)
+    groups = parts(order, lambda at: heads[at][1], _ROWS_TOGETHER)
+    return [[tables[at] for at in group] for group in groups]
 
 
 def _merged(
@@ -74,7 +71,7 @@ def upload_of(tables: Iterable[tuple[bytes, ZoneTable]], keys: SessionKeys) -> U
         room -= len(zones)
         if room >= 0:  # chunks beyond have no entries
             kept += [(node_id, len(page), page.pack()) for page in in_pages(zones)]
-    return Upload(keys.next("indexes"), Zones(tuple(kept)).encode()) if kept else None
+    return Upload.of(keys, "indexes", Zones(tuple(kept)).encode()) if kept else None
 
 
 def _still(zones: ZoneTable, parts: Sequence[Rows]) -> ZoneTable | None:

@@ -2,43 +2,50 @@
 
 The logs of the commits in between are split into components, like the session's own changes, and
 `planning.conflict.decide` decides. Invariants: a base that is not an ancestor of the tip, or a log
-that cannot be read, is an error; uploaded chunks are never uploaded again, and a manifest is
-rewritten only if rows of it are dropped because others' chunks win.
+that cannot be read, is an error; uploaded chunks are never uploaded again.
+
+Appends can be *relocated* behind those of others: all other changes are rebased as usual, and the
+appends are put on top at their new places. Chunks that start where the others' append ends only get
+new coordinates. If the boundary is within a chunk, both sides have values in it, and a `Rewrite`
+writes the session's values again. Every other chunk and document becomes what a rebase makes of it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from zarr_manifests.engine.commit.carry_zones import moved
 from zarr_manifests.engine.edit.change_set import ChangeSet
+from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.differences import (
     deltas_between,
     differs,
     listed_since,
     tables_of,
 )
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
-from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch
-from zarr_manifests.format.stretches import TableData
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.conflict.appends import Relocation, plan_relocation
 from zarr_manifests.planning.conflict.components import Changes, Component, Reads, apart
 from zarr_manifests.planning.conflict.decide import LISTED_CHUNKS, Policy, Rebased, rebase
+from zarr_manifests.planning.conflict.documents import DocumentChange, compare_documents, with_shape
 from zarr_manifests.planning.tables.merge import (
     Layer,
     merge_layers,
     narrower,
+    rearranged,
     select,
     shared_rows,
     without,
@@ -143,130 +150,73 @@ def stack(base: SnapshotView, layers: Iterable[Mine], together: ChangeSet) -> No
         together.forget(node_id)
 
 
+def combined(
+    context: ReadContext, parent: SnapshotView, delta: Delta, later: ChangeSet
+) -> ChangeSet:
+    """The combined changes of a commit on `parent` and of the changes made on top of it."""
+    newer = Mine.of_set(later)
+    together = ChangeSet(
+        unsynced=list(later.unsynced), spill=later.spill, durable=dict(later.durable)
+    )
+    stack(parent, [Mine.of(delta, tables_of(context, delta)), newer], together)
+    return together
+
+
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A commit's delta, moved onto the tip.
+    """Changes, moved onto the tip.
 
     Parameters
     ----------
     on : SnapshotView
         The tip, opened.
-    delta : Delta
-        The delta for the tip; the same object if nothing in it changes.
-    uploads : sequence of Upload
-        Other objects to upload for it.
+    changes : ChangeSet
+        The changes as they are there; the same object if nothing in them changes.
     apart : bool
         Whether the others are known to have touched no node and none of its chunks.
     """
 
     on: SnapshotView
-    delta: Delta
-    uploads: Sequence[Upload] = ()
+    changes: ChangeSet
     apart: bool = False
 
 
-def rebase_delta(
+def rebase_changes(
     context: ReadContext,
     view: SnapshotView,
     tip: Branch,
-    delta: Delta,
-    mine: Mine,
-    written: Mapping[str, Manifest],
+    changes: ChangeSet,
     rebasing: Rebasing,
-    keys: SessionKeys,
+    mine: Mine | None = None,
 ) -> Moved:
-    """Put a delta on top of the tip.
+    """Put the changes made on `view` on top of the tip.
 
-    `mine` are the delta's changes, and `written` the manifests it refers to, by key, except spilled
-    ones.
-
-    Raises
-    ------
-    ConflictError
-        If it cannot be put on top of what came first.
-    """
-    on, moved = _onto(context, view, tip, mine, rebasing)
-    if not moved.dropped and moved.nodes == mine.nodes:
-        return Moved(on, delta, apart=moved.apart)
-    embedded, manifests = delta.embedded, delta.manifests
-    uploads: list[Upload] = []
-    if moved.dropped:
-        embedded, manifests, uploads = _left(context, delta, written, moved.dropped, keys)
-    changed = replace(
-        delta,
-        nodes=tuple(node for node in moved.nodes.values() if node is not None),
-        deleted={p: on.nodes[p].node_id for p, node in moved.nodes.items() if node is None},
-        embedded=embedded,
-        manifests=manifests,
-    )
-    return Moved(on, changed, uploads)
-
-
-def _left(
-    context: ReadContext,
-    delta: Delta,
-    written: Mapping[str, Manifest],
-    dropped: Mapping[bytes, IndexArray],
-    keys: SessionKeys,
-) -> tuple[Manifest, tuple[ManifestRef, ...], list[Upload]]:
-    """The delta's chunk tables without the dropped rows, where they were."""
-
-    def left(manifest: Manifest) -> Manifest:
-        parts: list[tuple[Part, TableData]] = []
-        for part, data in manifest.parts:
-            if part.node_id not in dropped:
-                parts.append((part, data))
-                continue
-            table = without(manifest.decode(part, data), dropped[part.node_id])
-            parts += Manifest.of([(part.node_id, table)] if len(table) else []).parts
-        return Manifest(tuple(parts))
-
-    manifests: list[ManifestRef] = []
-    uploads: list[Upload] = []
-    for ref in delta.manifests:
-        if dropped.keys().isdisjoint(part.node_id for part in ref.parts):
-            manifests.append(ref)
-            continue
-        spilled = ref.blob.key not in written
-        manifest = left(
-            context.objects.load(ref.blob, Manifest) if spilled else written[ref.blob.key]
-        )
-        if manifest.parts:
-            upload = Upload.of(keys, "manifests", manifest.encode())
-            uploads.append(upload)
-            manifests.append(ManifestRef(upload.ref, manifest.directory()))
-    return left(delta.embedded), tuple(manifests), uploads
-
-
-def rebase_changes(
-    context: ReadContext, view: SnapshotView, tip: Branch, changes: ChangeSet, rebasing: Rebasing
-) -> tuple[SnapshotView, ChangeSet]:
-    """The opened tip, and the changes made on `view` as they are there.
+    `mine` are the same changes, if they are known.
 
     Raises
     ------
     ConflictError
         If they cannot be put on top of what came first.
     """
-    on, moved = _onto(context, view, tip, Mine.of_set(changes), rebasing)
+    mine = mine or Mine.of_set(changes)
+    on, moved = _onto(context, view, tip, mine, rebasing)
+    if not moved.dropped and moved.nodes == mine.nodes:
+        return Moved(on, changes, moved.apart)
     result = replace(changes.copy(), nodes=dict(moved.nodes))
     for node_id, coords in moved.dropped.items():
-        gone = set(map(tuple, coords.tolist()))
-        refs = changes.chunks.get(node_id, {})
-        kept = {at: ref for at, ref in refs.items() if at not in gone}
-        around = Box.around_coords(coords)
+        around, gone = Box.around_coords(coords), set(map(tuple, coords.tolist()))
         left = [
             without(changes.rows(rows), coords) if rows.box.overlaps(around) else rows
             for rows in changes.tables.get(node_id, ())
         ]
-        result.chunks.pop(node_id, None)
+        refs = result.chunks.pop(node_id, {})
         result.tables.pop(node_id, None)
-        if kept:
+        if kept := {at: ref for at, ref in refs.items() if at not in gone}:
             result.chunks[node_id] = kept
         if any(map(len, left)):
             result.tables[node_id] = tuple(rows for rows in left if len(rows))
     result.keep_within_budget()
-    return on, result
+    return Moved(on, result)
 
 
 def _onto(
@@ -357,19 +307,6 @@ def _meets(rows: Rows, theirs: Changes) -> bool:
     return True
 
 
-def changes_between(
-    context: ReadContext, view: SnapshotView, tip: Branch, wanted: Container[bytes] = ()
-) -> Changes:
-    """What others have changed since `view`, with chunks only of the nodes wanted.
-
-    Raises
-    ------
-    ConflictError
-        If `view` is not in the branch's history.
-    """
-    return _theirs(context, view, _between(context, view, tip), wanted)
-
-
 def _between(
     context: ReadContext, view: SnapshotView, tip: Branch, joined: Joined | None = None
 ) -> list[Delta]:
@@ -417,3 +354,136 @@ def _as_one(tables: Mapping[bytes, Sequence[ChunkTable]]) -> dict[bytes, ChunkTa
         if table is not None:
             found[node_id] = table
     return found
+
+
+# --- appends behind those of others ---------------------------------------------------------------
+
+type Rewrite = Callable[[Workspace, SnapshotView, ChangeSet, Sequence[Relocation]], ChangeSet]
+"""Rewrites a session's appended values, given its workspace, the tip, the changes on the tip
+without these values, and their new place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocating:
+    """Appends along a dimension are put behind those of others.
+
+    Parameters
+    ----------
+    dim : str
+        The name of the dimension.
+    rewrite : Rewrite
+        Rewrites values if the boundary of the others' append is within a chunk.
+    """
+
+    dim: str
+    rewrite: Rewrite
+
+
+def relocate_changes(
+    workspace: Workspace,
+    changes: ChangeSet,
+    tip: Branch,
+    relocating: Relocating | None,
+    rebasing: Rebasing,
+) -> tuple[SnapshotView, ChangeSet] | None:
+    """The opened tip, and the workspace's changes as they are there, with its appends moved.
+
+    `changes` are the workspace's, without staged chunks. None if relocation is not wanted, or if no
+    array was made longer along the dimension by both sides.
+
+    Raises
+    ------
+    ConflictError
+        If the appends cannot be relocated, or the rest cannot be rebased.
+    """
+    if relocating is None or not rebasing.allowed:
+        return None
+    context, view = workspace.context, workspace.contents.view
+    found = _moved_whole(context, view, tip, changes, relocating.dim, rebasing)
+    if found is None:
+        return None
+    on, result, uneven = found
+    return on, relocating.rewrite(workspace, on, result, uneven) if uneven else result
+
+
+def _moved_whole(
+    context: ReadContext,
+    view: SnapshotView,
+    tip: Branch,
+    changes: ChangeSet,
+    dim: str,
+    rebasing: Rebasing,
+) -> tuple[SnapshotView, ChangeSet, list[Relocation]] | None:
+    """The tip, the changes there with whole chunks moved, and the appends to rewrite.
+
+    None if no array was made longer along the dimension by both sides.
+    """
+    mine = Changes.of(view.nodes, changes.nodes, changes.truncated, _tables(changes))
+    theirs = _theirs(context, view, _between(context, view, tip), ())
+    moves, conflicts = plan_relocation(dim, view.nodes, mine, theirs)
+    if conflicts:
+        raise ConflictError(
+            f"other commits have appended along {dim!r} first, and this append cannot be relocated "
+            "behind them; nothing was committed. Open a new session on the branch and append again",
+            conflicts,
+        )
+    if not moves:
+        return None
+    rest, appended = changes.copy(), {}
+    for move in moves:
+        appended[move.node_id] = _take_append(rest, move, view)
+    rebased = rebase_changes(context, view, tip, rest, rebasing)
+    on, result = rebased.on, rebased.changes
+    for move in moves:
+        node = result.nodes.get(move.path) or on.nodes[move.path]
+        result.nodes[move.path] = _longer(node, move)
+        if move.steps is not None:
+            for rows in appended[move.node_id]:
+                _put_shifted(result, move, result.rows(rows))
+            moved(result, move.node_id, move.axis, move.first, move.steps)
+    return on, result, [move for move in moves if move.steps is None]
+
+
+def _tables(changes: ChangeSet) -> dict[bytes, ChunkTable]:
+    return {node: table for node in changes.touched() if (table := changes.table(node)) is not None}
+
+
+def _take_append(rest: ChangeSet, move: Relocation, view: SnapshotView) -> list[Rows]:
+    """Take the append out of the changes; return its chunks."""
+    before, node = view.nodes[move.path], rest.nodes.pop(move.path, None)
+    if node is not None and before.array is not None:
+        other = with_shape(node, before.array.shape)
+        if compare_documents(before, other) != DocumentChange():
+            rest.nodes[move.path] = other  # attributes
+    appended: list[Rows] = []
+    parts = rest.parts(move.node_id)
+    rest.chunks.pop(move.node_id, None)
+    rest.tables.pop(move.node_id, None)
+    for rows in parts:
+        if isinstance(rows, Spilled) and not rows.unset and rows.box.lo[move.axis] >= move.first:
+            appended.append(rows)
+            continue
+        table = rest.rows(rows)
+        beyond = table.coords()[:, move.axis] >= move.first
+        for keep, taken in ((beyond & (table.kind != RefKind.UNSET), True), (~beyond, False)):
+            part = select(table, keep)
+            if len(part) and taken:
+                appended.append(part)
+            elif len(part):
+                rest.put_table(move.node_id, part)
+    return appended
+
+
+def _longer(node: Node, move: Relocation) -> Node:
+    assert node.array is not None
+    shape = list(node.array.shape)
+    shape[move.axis] = move.length
+    return with_shape(node, tuple(shape))
+
+
+def _put_shifted(result: ChangeSet, move: Relocation, table: ChunkTable) -> None:
+    coords = table.coords().copy()
+    coords[:, move.axis] += move.steps or 0
+    shifted = rearranged(table, np.ones(len(table), np.bool_), coords)
+    if shifted is not None:
+        result.put_table(move.node_id, shifted)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
 from typing import Any, Final
@@ -21,38 +21,34 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.decoding import BulkDecoder
-from zarr_manifests.engine.compact.presence_index import leaf_names
+from zarr_manifests.engine.compact.presence_index import add_to_index
 from zarr_manifests.engine.compact.zone_index import (
     LeafPages,
     LeafZones,
     NewPages,
     leaf_pages,
-    pages_after,
+    paged_zones,
     write_pages,
 )
 from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.history.ancestry import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import index_directory
-from zarr_manifests.errors import FencedError, NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import ZONE_MAPS, Root
 from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
-from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.live_deltas import rows_in
 from zarr_manifests.planning.tables.merge import rows_at, select, split
+from zarr_manifests.planning.upkeep.garbage import parts
 from zarr_manifests.planning.zones.meaning import (
     Meaning,
     in_pages,
@@ -202,7 +198,8 @@ class _Measuring:
         chunks = known = measured = 0
         beside: list[ZoneTable] = []  # of chunks that no leaf has
         some_new = False
-        for some in self._gathered(self._due(array)):
+        most = 0 if self.run is None else _GATHERED  # for tasks, work for all of them
+        for some in parts(self._due(array), lambda due: len(due.table), most):
             for due, fresh in zip(some, self._fresh(array, some), strict=True):
                 missing = 0 if due.missing is None else len(due.missing)
                 chunks, known = chunks + len(due.table), known + len(due.table) - missing
@@ -244,19 +241,6 @@ class _Measuring:
             self.expected -= len(table) - int(missing.sum())
             expect("measuring", max(self.expected, 0))
         return _Due(leaf, table, known, select(table, missing) if missing.any() else None)
-
-    def _gathered(self, due: Iterator[_Due]) -> Iterator[list[_Due]]:
-        """One after the other; for tasks, so many that there is work for all of them."""
-        some: list[_Due] = []
-        refs = 0
-        for one in due:
-            some.append(one)
-            refs += len(one.table)
-            if self.run is None or refs >= _GATHERED:
-                yield some
-                some, refs = [], 0
-        if some:
-            yield some
 
     def _fresh(self, array: _MeasuredArray, some: Sequence[_Due]) -> list[list[ZoneTable]]:
         """For each of these, the entries of the chunks that had none; measured here or in tasks."""
@@ -370,7 +354,7 @@ def _compute(
     tip = context.roots.branch(root, branch)
     view = context.open_branch(tip)
     contents, keys = SessionView(context, view), SessionKeys(root.version, context.runtime)
-    zones = LeafZones.of(context, root, view, tip)
+    zones = LeafZones.of(context, view, paged_zones(context, root, tip))
     work = _Measuring(context, contents, keys, zones, run)
     nodes = [node for _, node in sorted(view.nodes.items()) if node.array is not None]
     if paths is not None:
@@ -378,39 +362,11 @@ def _compute(
     work.tell_total(view, nodes)
     arrays = tuple(work.do(node) for node in nodes)
     if work.new:
-        _land(context, branch, view, work)
+        add_to_index(context, branch, view, keys, "compute statistics", zones=work.new)
     chunks, known = sum(one.chunks for one in arrays), sum(one.known for one in arrays)
     measured = sum(one.measured for one in arrays)
     at = view.snapshot_id
     return StatisticsReport("", chunks, known, measured, arrays=arrays, snapshot_id=at)
-
-
-def _land(context: Context, branch: str, view: SnapshotView, work: _Measuring) -> None:
-    """Add the pages to the branch's index."""
-
-    def change(root: Root) -> Root:
-        if admission(root, Writer(work.keys.start)) is not None:
-            raise FencedError(
-                "a collection has raised the repository's fence since the statistics were begun, "
-                "and may have deleted them; compute them again"
-            )
-        tip = root.branches.get(branch)
-        if tip is None:
-            raise NotFoundError(f"branch {branch!r} was deleted; its statistics are lost")
-        now = view if tip.head.key == view.ref.key else context.open_branch(tip)
-        leaves = [name for ref in now.manifests for name in leaf_names(ref)]
-        known = index_directory(context, tip.index)
-        zones, uploads = pages_after(
-            context, work.keys, known.zones, work.new, work.new.keys(), leaves, now.by_id
-        )
-        directory = replace(known, zones=zones)
-        uploads.append(Upload(work.keys.next("indexes"), directory.encode()))
-        creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
-        context.runtime.parallel(creates)
-        moved = replace(tip, index=uploads[-1].ref.bare())
-        return replace(root, branches={**root.branches, branch: moved}).with_feature(ZONE_MAPS)
-
-    context.roots.update(change, "compute statistics", branch, "", _ATTEMPTS)
 
 
 def statistics_of(
@@ -424,6 +380,6 @@ def statistics_of(
     skipped = why if isinstance(why, str) else ""
     if table is None or tip is None:
         return StatisticsReport(path, 0, 0, 0, skipped)
-    zones = LeafZones.of(context, root, view, tip)
+    zones = LeafZones.of(context, view, paged_zones(context, root, tip))
     known = sum(len(entries) for entries, _ in zones.of_leaf(node, table))
     return StatisticsReport(path, len(table), known, 0, skipped)

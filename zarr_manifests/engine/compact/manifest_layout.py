@@ -2,28 +2,28 @@
 
 The present layout is read from the base's directory alone. A planned layout, and all costs, are
 measured: a full compaction runs on a scratch storage, which is then opened as by a new process,
-with its requests counted. So both are exact.
+with its requests counted. So both are exact. Invariant: the scratch storage's root is that of the
+moment when it was made, whatever others do later; other objects never change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.compact.compaction import compact_branch
-from zarr_manifests.engine.compact.scratch import ScratchStorage
 from zarr_manifests.engine.history.refs import REF_ATTEMPTS, Refs
-from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.engine.snapshot.totals import ref_counts
+from zarr_manifests.engine.snapshot.context import Context, ReadContext, open_at
+from zarr_manifests.engine.snapshot.totals import node_facts, pending_rows
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.metrics import Meter, Metrics
-from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
+from zarr_manifests.errors import ObjectNotFoundError
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.root import ROOT_KEY
+from zarr_manifests.metrics import Metrics
+from zarr_manifests.planning.layout.leaves import BaseIndex
 from zarr_manifests.planning.layout.packing import explain
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.reports import (
@@ -34,16 +34,13 @@ from zarr_manifests.reports import (
 )
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.metered import metered, unmetered
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.protocol import Capabilities, ObjectInfo
 from zarr_manifests.versions import HEADS
 from zarr_manifests.virtual.containers import Containers
 
 type _Costs = dict[str, dict[str, int]]
-
-
-def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
-    """Return which manifests hold the refs of a snapshot."""
-    return _layout(context.config, view, view.manifests, _pending_rows(view))
 
 
 def read_costs(context: Context, version: str | None) -> _Costs:
@@ -76,7 +73,7 @@ def plan_layout(
     there.roots.update(
         lambda root: replace(root, config=config), "save config", "", "", REF_ATTEMPTS
     )
-    compact_branch(there, branch, CompactionMode.FULL)
+    compact_branch(there, branch, CompactionMode.FULL, told=False)
     planned = HEADS + branch
     layout = layout_now(there, refs.view(planned))
     return replace(
@@ -89,12 +86,7 @@ def plan_layout(
 
 def _opened(storage: Storage, config: Config, runtime: Runtime) -> tuple[Context, Refs]:
     """The repository as a new process opens it."""
-    storage = metered(storage, Meter())
-    roots = Roots(storage, runtime)
-    at = roots.read()
-    repository_id = at.root.repository_id
-    where = repository_id, storage, runtime, roots, config, Containers(), CacheOptions()
-    context = Context.of(*where)
+    context, at = open_at(storage, config, Containers(), CacheOptions(), runtime)
     return context, Refs(context, at)
 
 
@@ -128,27 +120,11 @@ def _read_last_step(view: SnapshotView, node: Node) -> None:
     view.leaves(node.node_id, lambda box: box.hi[:1] == end)
 
 
-def _pending_rows(view: SnapshotView) -> dict[bytes, int]:
-    rows: dict[bytes, int] = {}
-    for entry in view.snapshot.deltas:
-        for part in entry.parts():
-            rows[part.node_id] = rows.get(part.node_id, 0) + part.count
-    return rows
-
-
-def _facts(view: SnapshotView, base: BaseIndex, pending: dict[bytes, int]) -> NodeFacts:
-    nodes = {node.node_id: node for node in view.nodes.values() if node.kind != NodeKind.GROUP}
-    return NodeFacts(nodes, ref_counts(view, base, pending)[0])
-
-
-def _layout(
-    config: Config,
-    view: SnapshotView,
-    manifests: Sequence[ManifestRef],
-    pending: dict[bytes, int],
-) -> ManifestLayout:
+def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
+    """Return which manifests hold the refs of a snapshot."""
+    config, manifests, pending = context.config, view.manifests, pending_rows(view)
     index = BaseIndex(manifests)
-    facts = _facts(view, index, pending)
+    facts = node_facts(view, index)
     shown = [
         ManifestPlace(
             ref.blob.key,
@@ -171,3 +147,49 @@ def _layout(
             ArrayPlace(one.path, one.rule, one.wanted, one.overflows, leaves, rows, is_coordinate)
         )
     return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays))
+
+
+# --- a scratch storage ----------------------------------------------------------------------------
+
+
+class ScratchStorage(MemoryStorage):
+    """Reads from the storage below; writes (new objects and the root) go to memory."""
+
+    def __init__(self, below: Storage) -> None:
+        super().__init__()
+        self._below = below
+        self.put(ROOT_KEY, below.get(ROOT_KEY))
+
+    @property
+    def url(self) -> str:
+        return self._below.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self._below.capabilities, create=True, cas=True)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        try:
+            return super().get(key, start, length)
+        except ObjectNotFoundError:
+            return self._below.get(key, start, length)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        try:
+            return super().get_ranges(key, ranges)
+        except ObjectNotFoundError:
+            return self._below.get_ranges(key, ranges)
+
+    def head(self, key: str) -> ObjectInfo:
+        try:
+            return super().head(key)
+        except ObjectNotFoundError:
+            return self._below.head(key)
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        found = {info.key: info for info in self._below.list(prefix, after)}
+        found |= {info.key: info for info in super().list(prefix, after)}
+        yield from (found[key] for key in sorted(found))
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self.get(key, start, length)

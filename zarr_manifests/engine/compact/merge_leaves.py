@@ -1,4 +1,4 @@
-"""Merging pending changes into leaves of the base, and packing the leaves into manifests.
+"""Merging pending changes into leaves of the base, packing these into manifests, writing the base.
 
 Which leaves are due is estimated from the boxes and row counts in the read list, without fetching
 anything: the refs of an entry are assumed to be spread evenly in their box. Refs outside all leaves
@@ -11,26 +11,31 @@ after each step the base is complete. A full compaction rewrites each array in a
 
 Within a step, only about `BATCH_ROWS` refs are in memory. First, the coordinates of the chunks are
 read, region by region: they show where the new leaves are and how many refs each has, which decides
-how leaves are packed. Then leaves are merged, encoded and uploaded, one batch after the other.
+how leaves are packed. Then leaves are merged, encoded and uploaded, one batch after the other. The
+base itself is written whole if it is small, else the pages of it that have changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.compact.write_leaves import LeafWriter, Written, leaf_table
-from zarr_manifests.engine.compact.zone_index import NewPages
-from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.compact.write_leaves import WriteLeaves, Written, leaf_table
+from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import ObjectReader, Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import Heap
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.format.index import IndexEntry
 from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage
+from zarr_manifests.format.records import with_copies
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.at_open import coordinate_ids
+from zarr_manifests.planning.layout import pages
 from zarr_manifests.planning.layout.closure import ArrayChange, Closure, Due, close
 from zarr_manifests.planning.layout.leaves import (
     BaseIndex,
@@ -51,6 +56,8 @@ from zarr_manifests.planning.upkeep.compaction_triggers import overlap_refs
 
 STEP_REFS = 4_000_000
 _ALL_REFS: Final = 1 << 62
+_BASE_COPY_BYTES: Final = 256 * 1024
+_PAGE_COPY_BYTES: Final = 8 * 1024
 
 
 @dataclass(slots=True)
@@ -227,53 +234,6 @@ def _cells_due(
     return rows
 
 
-@dataclass(slots=True)
-class Repacked:
-    """The base's new directory, and what was written for it.
-
-    Parameters
-    ----------
-    manifests : tuple of ManifestRef
-        The directory.
-    uploads : dict of str to bytes
-        The small ones among the new manifests, by key.
-    entries : list of IndexEntry
-        Entries for the index of initialized chunks, of the new leaves.
-    bitmaps : list of Upload
-        Objects that these entries refer to; they are still to be written.
-    zones : dict of bytes to NewPages
-        Pages of zone maps of the new leaves, by node; written.
-    refs : int
-        Number of refs written.
-    bytes_written, manifests_written, manifests_replaced : int
-        The cost of that.
-    bytes_read : int
-        Bytes that other processes have read for it.
-    """
-
-    manifests: tuple[ManifestRef, ...]
-    uploads: dict[str, bytes] = field(default_factory=dict)
-    entries: list[IndexEntry] = field(default_factory=list)
-    bitmaps: list[Upload] = field(default_factory=list)
-    zones: dict[bytes, NewPages] = field(default_factory=dict)
-    refs: int = 0
-    bytes_written: int = 0
-    bytes_read: int = 0
-    manifests_written: int = 0
-    manifests_replaced: int = 0
-
-    def add(self, written: Written) -> None:
-        """Add what a step has written; its manifests replace others, which callers do."""
-        self.entries += written.entries
-        self.bitmaps += written.bitmaps
-        for node_id, pages in written.zones.items():
-            self.zones.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
-        self.uploads |= written.copies
-        self.bytes_written += written.bytes_written
-        self.bytes_read += written.bytes_read
-        self.manifests_written += len(written.manifests)
-
-
 def repack(
     context: Context,
     heap: Heap,
@@ -281,18 +241,22 @@ def repack(
     facts: NodeFacts,
     merges: Mapping[bytes, NodeMerge],
     ratio: float,
-    writer: LeafWriter,
+    write: WriteLeaves,
     *,
     everything: bool,
-) -> Repacked:
-    """Rewrite the leaves of the changed chunks, with all that is pending in them."""
+    in_steps: bool,
+) -> Written:
+    """Rewrite the leaves of the changed chunks, with all that is pending in them.
+
+    `in_steps` says that steps must be small, since this process has in memory what they write.
+    """
     config = context.config.chunk_manifests
     gone = {part.node_id for ref in base for part in ref.parts if part.node_id not in facts}
     deleted = gone if everything else _mostly_dead(base, gone, ratio)
     changes = {node_id: merge.change for node_id, merge in merges.items()}
     closure = close(config, facts, base, changes, deleted, reopen=True)
-    result = Repacked(tuple(base))
-    most = STEP_REFS if writer.in_steps else _ALL_REFS
+    result = Written(tuple(base))
+    most = STEP_REFS if in_steps else _ALL_REFS
     for step in _steps(closure, base, most, whole_arrays=everything):
         index = BaseIndex(result.manifests)
         leaves = [
@@ -302,12 +266,11 @@ def repack(
             for leaf in _cut(context, heap, index, due, merges.get(due.node_id))
         ]
         plan = plan_manifests(config, facts, leaves, index, step.manifests)
-        written = writer.write(index, plan.manifests)
+        written = write(index, plan.manifests)
         result.add(written)
         kept = [ref for ref in result.manifests if ref.blob.key not in set(step.manifests)]
         result.manifests = (*kept, *written.manifests)
         result.refs += sum(leaf.count for leaf in leaves)
-        result.manifests_replaced += len(step.manifests)
     return result
 
 
@@ -406,3 +369,81 @@ def _in_cells(coords: IndexArray, layout: Layout, cells: Collection[Coords]) -> 
     for rows in layout.groups(coords) if cells else ():
         chosen[rows] = tuple((coords[rows[0]] // layout.cell).tolist()) in cells
     return coords if chosen.all() else coords[chosen]
+
+
+# --- writing the base -----------------------------------------------------------------------------
+
+
+def encoded_base(
+    objects: ObjectReader,
+    view: SnapshotView,
+    whole: Base,
+    keys: SessionKeys,
+    known: Mapping[str, bytes],
+) -> tuple[Upload, list[Upload]]:
+    """Return the base that replaces the view's, and its new pages; pages that stay are linked.
+
+    Parameters
+    ----------
+    objects : ObjectReader
+        Remembers what is written.
+    view : SnapshotView
+        The snapshot that is compacted.
+    whole : Base
+        The new base, without pages.
+    keys : SessionKeys
+        Names the new objects.
+    known : mapping of str to bytes
+        New small manifests, by key.
+    """
+    old = () if view.pages is None else view.pages.linked_pages()
+    old_leaves = () if view.pages is None else view.pages.linked_leaf_pages()
+    copies = partial(_with_copies, known=known, budget_bytes=_PAGE_COPY_BYTES)
+    inline, nodes, leaves = pages.plan_pages(whole, old, old_leaves, pages.LIMITS, copies)
+    uploads: list[Upload] = []
+
+    def written(page: Base, data: bytes) -> Upload:
+        uploads.append(Upload(keys.next("nodes"), data))
+        objects.remember(uploads[-1].ref, page)
+        return uploads[-1]
+
+    paths = {node.path for node in whole.nodes}
+    linked = []
+    for one in nodes:
+        blob = one.kept.blob if one.kept else written(one.page, one.data).ref
+        orphans = pages.orphans(one.page, paths)
+        linked.append(NodePage.to(blob, one.page, orphans=orphans))
+    leaf_pages = [
+        other.kept or LeafPage.to(written(other.page, other.data).ref, other.page)
+        for other in leaves
+    ]
+    inline = replace(
+        inline,
+        manifests=_with_copies(inline.nodes, inline.manifests, known, _BASE_COPY_BYTES),
+        pages=tuple(linked),
+        leaf_pages=tuple(leaf_pages),
+    )
+    base = Upload(keys.next("nodes"), inline.encode())
+    objects.remember(base.ref, inline)
+    return base, uploads
+
+
+def _with_copies(
+    nodes: Sequence[Node],
+    manifests: Sequence[ManifestRef],
+    known: Mapping[str, bytes],
+    budget_bytes: int,
+) -> tuple[ManifestRef, ...]:
+    """The directory with copies of small manifests of coordinates, up to a total size."""
+    held = {part.node_id for manifest in manifests for part in manifest.parts}
+    coordinates = coordinate_ids(nodes, held)
+    wanted = [
+        i
+        for i in sorted(range(len(manifests)), key=lambda i: manifests[i].blob.length)
+        if any(part.node_id in coordinates for part in manifests[i].parts)
+    ]
+    copies = with_copies([manifests[i].blob for i in wanted], known, budget_bytes)
+    out = [replace(manifest, blob=manifest.blob.bare()) for manifest in manifests]
+    for i, blob in zip(wanted, copies, strict=True):
+        out[i] = replace(out[i], blob=blob)
+    return tuple(out)

@@ -1,31 +1,40 @@
-"""Compactions with their metrics and log entries, and the compaction that a commit makes due."""
+"""Compactions on request, and the compaction that a commit makes due.
+
+In the background a commit only puts its branch into a queue, which a few threads process. Such a
+compaction uses its own thread and its own view of the repository; it shares no thread pool or cache
+with readers and writers. Invariants: a branch is in the queue at most once; there are never more
+threads than the repository's configuration allows; the queue is finished before the interpreter
+exits; a forked child starts with an empty queue.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from zarr_manifests.config import CacheOptions, Compaction
-from zarr_manifests.engine.commit.observe import observed
-from zarr_manifests.engine.compact.background import compact_soon
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.history.differences import deltas_between
-from zarr_manifests.engine.root.disk_reserve import with_reserve
+from zarr_manifests.engine.root.create import with_reserve
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
-from zarr_manifests.format.records import BlobRef
 from zarr_manifests.planning.upkeep.compaction_triggers import (
     CompactionMode,
     is_due,
     opening_is_slow,
 )
 from zarr_manifests.reports import CompactionReport
-from zarr_manifests.runtime import Run
+from zarr_manifests.runtime import Run, one_by_one, start_thread
 
 _LOG = logging.getLogger(__name__)
-_CACHE_BYTES: Final = 32 << 20
+_TASKS_CACHE_BYTES: Final = 32 << 20
+_ALONE_CACHE_BYTES: Final = 64 << 20
 _OVERDUE: Final = 4
 """At this multiple of `max_delta_count` a writer compacts even if another process should."""
 
@@ -52,48 +61,11 @@ def compact(
     context.roots.branch(context.roots.read().root, branch)  # there is one
     if run is not None:
         # Planning reads each object once, and tasks have caches of the same size.
-        context = context.unshared_by(context.runtime, CacheOptions(max_size=_CACHE_BYTES))
+        context = context.unshared_by(context.runtime, CacheOptions(max_size=_TASKS_CACHE_BYTES))
         context.roots.read()
-    compaction = partial(
-        observed_compaction,
-        context,
-        branch,
-        CompactionMode(mode),
-        dry_run=dry_run,
-        claim=True,
-        run=run,
-    )
+    what = context, branch, CompactionMode(mode)
+    compaction = partial(compact_branch, *what, dry_run=dry_run, claim=True, run=run)
     return with_reserve(context.storage, compaction)[0]
-
-
-def observed_compaction(
-    context: Context,
-    branch: str,
-    mode: CompactionMode,
-    size_ratio: float | None = None,
-    *,
-    dry_run: bool = False,
-    claim: bool = False,
-    run: Run | None = None,
-) -> tuple[CompactionReport, BlobRef | None]:
-    """Like `compact_branch`, with metrics and a log entry."""
-    with observed(context, "compaction", branch) as landing:
-        found, landing.head = compact_branch(
-            context,
-            branch,
-            mode,
-            dry_run=dry_run,
-            size_ratio=size_ratio,
-            claim=claim,
-            run=run,
-        )
-        landing.facts = {
-            "mode": str(mode),
-            "refs_merged": found.refs_merged,
-            "bytes_written": found.bytes_written,
-            "bytes_read": found.bytes_read,
-        }
-    return found, landing.head
 
 
 def compact_if_due(context: Context, branch: str, view: SnapshotView) -> SnapshotView | None:
@@ -114,7 +86,7 @@ def compact_if_due(context: Context, branch: str, view: SnapshotView) -> Snapsho
             if not (alone or rewrite or overdue):
                 return None  # another process compacts for all, unless it was stopped
             ratio = 0.0 if rewrite else None
-            head = observed_compaction(context, branch, CompactionMode.MAJOR, ratio)[1]
+            _, head = compact_branch(context, branch, CompactionMode.MAJOR, size_ratio=ratio)
         # The branch may have been reset in the meantime; the head is then unrelated to this commit.
         if head is not None and deltas_between(context, view, head) is not None:
             return context.open_view(head)
@@ -132,3 +104,68 @@ def _is_due(view: SnapshotView, options: Compaction) -> bool:
         max_delta_count=options.max_delta_count,
         interval_commits=options.interval_commits,
     )
+
+
+# --- in the background ----------------------------------------------------------------------------
+
+
+class _Queue:
+    """Branches that are due, and the number of running threads."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.lock = threading.Lock()
+        self.due: OrderedDict[tuple[str, str], Context] = OrderedDict()
+        self.threads = 0
+
+
+_QUEUE = _Queue()
+os.register_at_fork(after_in_child=_QUEUE.reset)  # the parent's threads are not here
+
+
+def compact_soon(context: Context, branch: str) -> None:
+    """Compact the branch on a thread in the background; returns at once."""
+    most = context.config.compaction.async_threads
+    with _QUEUE.lock:
+        _QUEUE.due[context.repository_id, branch] = context
+        if _QUEUE.threads >= most:
+            return
+    try:
+        start_thread(partial(_work, most))
+    except RuntimeError:  # no more threads, or the interpreter is about to exit
+        _LOG.warning("no thread to compact %r on", branch, exc_info=True)
+
+
+def _work(most: int) -> None:
+    """Process the queue until it is empty, unless `most` threads do already."""
+    with _QUEUE.lock:  # it counts itself: an interrupt may come before or after it is started
+        if _QUEUE.threads >= most:
+            return
+        _QUEUE.threads += 1
+    while True:
+        with _QUEUE.lock:
+            if not _QUEUE.due:
+                _QUEUE.threads -= 1
+                return
+            (_, branch), context = _QUEUE.due.popitem(last=False)
+        try:
+            compact_alone(context, branch)
+        except Exception:  # noqa: BLE001 - nobody is there to catch it
+            # The next commit makes it due again.
+            _LOG.warning("compacting %r in the background failed", branch, exc_info=True)
+
+
+def compact_alone(context: Context, branch: str) -> None:
+    """Compact the branch now, on this thread, without sharing anything, as in the background."""
+    compact_branch(_alone(context), branch, CompactionMode.MAJOR)
+
+
+def _alone(context: Context) -> Context:
+    """The same repository, for use by a single thread."""
+    # Pools refuse work once the interpreter exits, and their threads are for the foreground.
+    runtime = replace(context.runtime, parallel=one_by_one)
+    alone = context.unshared_by(runtime, CacheOptions(max_size=_ALONE_CACHE_BYTES))
+    alone.roots.read()
+    return alone

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -26,50 +28,39 @@ import numpy as np
 from zarr_manifests.engine.compact.zone_index import NewPages, pages_after
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.history.ancestry import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.root.epochs import fenced
+from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of
+from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of, leaf_name
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import (
-    UNUSABLE,
     index_directory,
     index_pointer,
+    usable,
 )
-from zarr_manifests.errors import FencedError, NotFoundError
+from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import no_array
 from zarr_manifests.planning.conflict.admission import Writer, admission
+from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.live_deltas import kinds_at, laid_over, lies_in, rows_in
 from zarr_manifests.planning.tables.merge import Overlay, inside
 from zarr_manifests.planning.tables.regions import Bounds, chunk_box
 from zarr_manifests.planning.tables.sums import NOTHING
+from zarr_manifests.planning.upkeep.garbage import parts
 from zarr_manifests.reports import Amount, Usage
 
 _BITMAPS_BYTES: Final = 1 << 20
 _SMALL_BYTES: Final = 1 << 10
 _ATTEMPTS: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _IndexedLeaf:
-    node_id: bytes
-    box: Box
-    count: int
-    manifest: ManifestRef
-    merged: int
-    """The sequence up to which it has all changes."""
-
-    @property
-    def name(self) -> LeafName:
-        return self.node_id, self.box, self.manifest.blob.key, self.manifest.blob.crc32c
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +70,7 @@ class _Group:
     The group of leaves without live changes also has everything outside all leaves.
     """
 
-    leaves: list[_IndexedLeaf]
+    leaves: list[PlacedLeaf]
     overlay: Overlay
 
     @property
@@ -87,14 +78,6 @@ class _Group:
         """Number of chunks that live deltas set."""
         table = self.overlay.table
         return 0 if table is None else int((table.kind > RefKind.UNSET).sum())
-
-
-def _leaves_of(view: SnapshotView) -> list[_IndexedLeaf]:
-    return [
-        _IndexedLeaf(part.node_id, part.box, part.count, manifest, merged)
-        for manifest in view.manifests
-        for part, merged in manifest.leaves()
-    ]
 
 
 class Presence:
@@ -112,9 +95,6 @@ class Presence:
         self._context = context
         self._view = view
         self._branch = branch
-        self._by_node: dict[bytes, list[_IndexedLeaf]] = {}
-        for leaf in _leaves_of(view):
-            self._by_node.setdefault(leaf.node_id, []).append(leaf)
         self._directory: IndexDirectory | None = None
         self.counted = False
 
@@ -123,11 +103,11 @@ class Presence:
         groups = self._groups(node_id, region)
         if not region.size:
             return np.empty((0, region.ndim), np.int64)
-        due = [leaf for group in groups for leaf in group.leaves if leaf.box.overlaps(region)]
+        due = [leaf for group in groups for leaf in group.leaves if leaf.part.box.overlaps(region)]
         bitmaps = self._bitmaps(node_id, due)
         parts = []
         for group in groups:
-            shared = [leaf.box for leaf in group.leaves if leaf.box in bitmaps]
+            shared = [leaf.part.box for leaf in group.leaves if leaf.part.box in bitmaps]
             found = [bitmaps[box].coords(region) for box in shared]
             coords = np.concatenate([np.empty((0, region.ndim), np.int64), *found])
             if group.overlay.truncated is not None:
@@ -138,15 +118,15 @@ class Presence:
     def count(self, node_id: bytes) -> int:
         """Number of chunks that exist."""
         groups = self._groups(node_id)
-        leaves = self._by_node.get(node_id, [])
-        return sum(leaf.count for leaf in leaves) + self._difference(node_id, groups)
+        leaves = self._view.index.placed(node_id)
+        return sum(leaf.part.count for leaf in leaves) + self._difference(node_id, groups)
 
     def stored_bytes(self, node_id: bytes) -> int | None:
         """Bytes of all chunks that exist; None if the index cannot tell.
 
         It cannot if chunks of the base were overwritten or removed since.
         """
-        leaves = self._by_node.get(node_id, [])
+        leaves = self._view.index.placed(node_id)
         entries = [self._entry(leaf) for leaf in leaves]
         known = [entry.stored_bytes for entry in entries if entry is not None]
         if len(known) < len(leaves):
@@ -162,18 +142,18 @@ class Presence:
 
         With a region, rows outside it may be missing.
         """
-        leaves = self._by_node.get(node_id, [])
+        leaves = self._view.index.placed(node_id)
         overlay = self._view.overlay(node_id, 0, region)
         merged = [leaf for leaf in leaves if leaf.merged]
         if not merged:
             return [_Group(leaves, overlay)]
-        rest = rows_in(overlay.table, (leaf.box for leaf in merged), outside=True)
+        rest = rows_in(overlay.table, (leaf.part.box for leaf in merged), outside=True)
         others = [leaf for leaf in leaves if not leaf.merged]
         groups = [_Group(others, Overlay(overlay.truncated, rest))]
         for sequence in sorted({leaf.merged for leaf in merged}):
             due = [leaf for leaf in merged if leaf.merged == sequence]
             newer = self._view.overlay(node_id, sequence, region)
-            rows = rows_in(newer.table, (leaf.box for leaf in due))
+            rows = rows_in(newer.table, (leaf.part.box for leaf in due))
             groups.append(_Group(due, Overlay(newer.truncated, rows)))
         return groups
 
@@ -187,22 +167,22 @@ class Presence:
             cut, table = group.overlay.truncated, group.overlay.table
             rows = None if table is None else table.coords()
             for leaf in leaves:
-                bitmap = bitmaps[leaf.box]
+                bitmap = bitmaps[leaf.part.box]
                 if cut is not None:
-                    coords = bitmap.coords(leaf.box)
+                    coords = bitmap.coords(leaf.part.box)
                     kept = inside(coords, cut)
                     if table is not None:
                         kept &= kinds_at(table, coords) < 0
-                    more -= leaf.count - int(kept.sum())
+                    more -= leaf.part.count - int(kept.sum())
                 elif rows is not None:
-                    more -= int(bitmap.has(rows[lies_in(leaf.box, rows)]).sum())
+                    more -= int(bitmap.has(rows[lies_in(leaf.part.box, rows)]).sum())
         return more
 
-    def _bitmaps(self, node_id: bytes, leaves: Sequence[_IndexedLeaf]) -> dict[Box, Bitmap]:
+    def _bitmaps(self, node_id: bytes, leaves: Sequence[PlacedLeaf]) -> dict[Box, Bitmap]:
         """The bitmaps of these leaves, by box, fetched in one round."""
         entries = [self._entry(leaf) for leaf in leaves]
         blobs = {e.blob.key: e.blob for e in entries if e is not None}
-        loads = [partial(self._load, blob) for blob in blobs.values()]
+        loads = [partial(usable, self._context, blob, Bitmaps) for blob in blobs.values()]
         loaded = dict(zip(blobs, self._context.runtime.parallel(loads), strict=True))
         found: dict[Box, Bitmap] = {}
         for leaf, entry in zip(leaves, entries, strict=True):
@@ -210,29 +190,23 @@ class Presence:
             if entry is None or bitmaps is None or entry.position >= len(bitmaps.bitmaps):
                 continue
             bitmap = bitmaps.bitmaps[entry.position]
-            if (bitmap.box, bitmap.count) == (leaf.box, leaf.count):
-                found[leaf.box] = bitmap
-        missing = {leaf.box for leaf in leaves} - found.keys()
+            if (bitmap.box, bitmap.count) == (leaf.part.box, leaf.part.count):
+                found[leaf.part.box] = bitmap
+        missing = {leaf.part.box for leaf in leaves} - found.keys()
         if missing:
             self.counted = True
             for table in self._view.leaves(node_id, missing.__contains__):
                 found[table.box] = Bitmap.of(table)
         return found
 
-    def _entry(self, leaf: _IndexedLeaf) -> IndexEntry | None:
+    def _entry(self, leaf: PlacedLeaf) -> IndexEntry | None:
         if self._directory is None:
             pointer = index_pointer(self._context, self._branch)
             self._directory = index_directory(self._context, pointer)
-        return self._directory.entries.get(leaf.name)
-
-    def _load(self, blob: BlobRef) -> Bitmaps | None:
-        try:
-            return self._context.objects.load(blob, Bitmaps)
-        except UNUSABLE:
-            return None  # as if missing: the leaves say the same
+        return self._directory.entries.get(leaf_name(leaf))
 
 
-def _concerned(group: _Group) -> list[_IndexedLeaf]:
+def _concerned(group: _Group) -> list[PlacedLeaf]:
     """Leaves of the group that its overlay may change."""
     cut, table = group.overlay.truncated, group.overlay.table
     rows = None if table is None else table.coords()
@@ -241,7 +215,7 @@ def _concerned(group: _Group) -> list[_IndexedLeaf]:
         cuts = cut is not None and any(n > at for n, at in zip(box.hi, cut, strict=True))
         return cuts or (rows is not None and bool(lies_in(box, rows).any()))
 
-    return [leaf for leaf in group.leaves if concerned(leaf.box)]
+    return [leaf for leaf in group.leaves if concerned(leaf.part.box)]
 
 
 def initialized_coords(
@@ -288,11 +262,6 @@ def counted_usage(context: ReadContext, view: SnapshotView, path: str, branch: s
     return Usage("", found.total, growth, arrays=(found,), snapshot_id=view.snapshot_id)
 
 
-def leaf_names(ref: ManifestRef) -> list[LeafName]:
-    """Names that identify the leaves of a base's manifest in the index."""
-    return [(part.node_id, part.box, ref.blob.key, ref.blob.crc32c) for part in ref.parts]
-
-
 def index_leaves(
     keys: SessionKeys, leaves: Iterable[tuple[bytes, BlobRef, int, Bitmap]]
 ) -> tuple[list[Upload], list[IndexEntry]]:
@@ -300,26 +269,19 @@ def index_leaves(
     made = []
     for node_id, blob, stored, bitmap in leaves:
         size = len(bitmap.bits or b"") + 2 * (0 if bitmap.index is None else len(bitmap.index))
-        made.append((node_id, blob, stored, bitmap, size))
-    made.sort(key=lambda one: (one[4] > _SMALL_BYTES, one[0]))
-    groups: list[list[tuple[bytes, BlobRef, int, Bitmap, int]]] = []
-    nbytes = 0
-    for one in made:
         # Large bitmaps are stored by array, so that a query for one array fetches no other's.
-        other = bool(groups) and one[4] > _SMALL_BYTES and one[0] != groups[-1][-1][0]
-        if not groups or other or nbytes + one[4] > _BITMAPS_BYTES:
-            groups.append([])
-            nbytes = 0
-        groups[-1].append(one)
-        nbytes += one[4]
+        made.append((node_id if size > _SMALL_BYTES else b"", node_id, blob, stored, bitmap, size))
+    made.sort(key=itemgetter(0, 1))
     uploads: list[Upload] = []
     entries: list[IndexEntry] = []
-    for group in groups:
-        upload = Upload(keys.next("indexes"), Bitmaps(tuple(one[3] for one in group)).encode())
-        uploads.append(upload)
-        for position, (node_id, blob, stored, bitmap, _) in enumerate(group):
-            name = (node_id, bitmap.box, blob.key, blob.crc32c)
-            entries.append(IndexEntry(*name, bitmap.count, stored, upload.ref, position))
+    for _, together in groupby(made, itemgetter(0)):
+        for group in parts(together, itemgetter(5), _BITMAPS_BYTES):
+            bitmaps = Bitmaps(tuple(bitmap for *_, bitmap, _ in group))
+            uploads.append(Upload(keys.next("indexes"), bitmaps.encode()))
+            for position, (_, node_id, blob, stored, bitmap, _) in enumerate(group):
+                name = (node_id, bitmap.box, blob.key, blob.crc32c)
+                at = uploads[-1].ref, position
+                entries.append(IndexEntry(*name, bitmap.count, stored, *at))
     return uploads, entries
 
 
@@ -328,23 +290,28 @@ def with_entries(
     branch: Branch,
     keys: SessionKeys,
     entries: Sequence[IndexEntry],
-    live_leaves: Sequence[LeafName],
+    manifests: Iterable[ManifestRef],
     nodes: Mapping[bytes, Node],
     zones: Mapping[bytes, NewPages] | None = None,
 ) -> tuple[Branch, list[Upload]]:
     """Add entries, and pages of zone maps by node, to the branch's index.
 
-    Returns the branch, and the objects to upload, of which the directory is the last. `nodes` are
-    those of the branch's head.
+    Returns the branch, and the objects to upload, of which the directory is the last. `manifests`
+    are those of the branch's base, and `nodes` those of its head.
 
-    Of older entries only those of `live_leaves`, the leaves of the branch's base, are kept. Others
-    would keep bitmaps of leaves that only old snapshots have, or none, from being collected.
+    Of older entries only those of leaves of the base are kept. Others would keep bitmaps of leaves
+    that only old snapshots have, or none, from being collected.
     """
+    live = [
+        (part.node_id, part.box, ref.blob.key, ref.blob.crc32c)
+        for ref in manifests
+        for part in ref.parts
+    ]
     known = index_directory(context, branch.index)
-    kept = {name: known.entries[name] for name in live_leaves if name in known.entries}
+    kept = {name: known.entries[name] for name in live if name in known.entries}
     new = {entry.name: entry for entry in entries}
     changed = {entry.node_id for entry in entries}
-    leaves = live_leaves if known.zones or zones else ()
+    leaves = live if known.zones or zones else ()
     paged, uploads = pages_after(context, keys, known.zones, zones or {}, changed, leaves, nodes)
     directory = IndexDirectory(kept | new, known.others, paged)
     uploads.append(Upload(keys.next("indexes"), directory.encode()))
@@ -361,9 +328,13 @@ def _build_index(context: Context, branch: str) -> int:
     tip = context.roots.branch(at.root, branch)
     keys = SessionKeys(at.root.version, context.runtime)
     view = context.open_branch(tip)
-    leaves = _leaves_of(view)
+    leaves = [
+        PlacedLeaf(part, manifest, merged)
+        for manifest in view.manifests
+        for part, merged in manifest.leaves()
+    ]
     known = _usable(context, tip.index, leaves)
-    due = [leaf for leaf in leaves if leaf.name not in known]
+    due = [leaf for leaf in leaves if leaf_name(leaf) not in known]
     if not due:
         return 0
     uploads, entries = index_leaves(keys, _bitmaps(view, due))
@@ -371,49 +342,64 @@ def _build_index(context: Context, branch: str) -> int:
         [partial(context.objects.create, upload.key, upload.data) for upload in uploads]
     )
 
-    def change(root: Root) -> Root:
-        if admission(root, Writer(keys.start)) is not None:
-            raise FencedError(
-                "the index was built from before the repository's fence, and its objects may "
-                "have been collected; build it again"
-            )
-        old = root.branches.get(branch)
-        if old is None:
-            raise NotFoundError(f"branch {branch!r} was deleted; nothing was indexed")
-        now = view if old.head.key == view.ref.key else context.open_branch(old)
-        live = [name for ref in now.manifests for name in leaf_names(ref)]
-        new, uploads = with_entries(context, old, keys, entries, live, now.by_id)
-        for upload in uploads:
-            context.objects.create(upload.key, upload.data)
-        return replace(root, branches={**root.branches, branch: new})
-
-    context.roots.update(change, "build index", branch, "", _ATTEMPTS)
+    add_to_index(context, branch, view, keys, "build index", entries)
     return len(due)
 
 
+def add_to_index(
+    context: Context,
+    branch: str,
+    view: SnapshotView,
+    keys: SessionKeys,
+    operation: str,
+    entries: Sequence[IndexEntry] = (),
+    zones: Mapping[bytes, NewPages] | None = None,
+) -> None:
+    """Swap in the branch with these entries, and pages of zone maps by node, in its index.
+
+    `view` is the head that they were made on.
+
+    Raises
+    ------
+    FencedError
+        If a collection has shut this out.
+    NotFoundError
+        If the branch was deleted.
+    """
+
+    def change(root: Root) -> Root:
+        if admission(root, Writer(keys.start)) is not None:
+            raise fenced(root, keys.start, f"{operation!r}", "Nothing was changed; do it again")
+        tip = root.branches.get(branch)
+        if tip is None:
+            raise NotFoundError(f"{operation}: branch {branch!r} was deleted; nothing was added")
+        now = view if tip.head.key == view.ref.key else context.open_branch(tip)
+        added = entries, now.manifests, now.by_id, zones
+        moved, uploads = with_entries(context, tip, keys, *added)
+        creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
+        context.runtime.parallel(creates)
+        new = replace(root, branches={**root.branches, branch: moved})
+        return new.with_feature(ZONE_MAPS) if zones else new
+
+    context.roots.update(change, operation, branch, "", _ATTEMPTS)
+
+
 def _usable(
-    context: ReadContext, pointer: BlobRef | None, leaves: Sequence[_IndexedLeaf]
+    context: ReadContext, pointer: BlobRef | None, leaves: Sequence[PlacedLeaf]
 ) -> set[LeafName]:
     """The leaves that are in the index with readable bitmaps."""
     entries = index_directory(context, pointer).entries
-    found = [entries[leaf.name] for leaf in leaves if leaf.name in entries]
-
-    def readable(blob: BlobRef) -> bool:
-        try:
-            context.objects.load(blob, Bitmaps)
-        except UNUSABLE:
-            return False  # it is rebuilt
-        return True
+    found = [entries[leaf_name(leaf)] for leaf in leaves if leaf_name(leaf) in entries]
 
     blobs = {entry.blob.key: entry.blob for entry in found}
-    checks = [partial(readable, blob) for blob in blobs.values()]
+    checks = [partial(usable, context, blob, Bitmaps) for blob in blobs.values()]
     there = dict(zip(blobs, context.runtime.parallel(checks), strict=True))
-    return {entry.name for entry in found if there[entry.blob.key]}
+    return {entry.name for entry in found if there[entry.blob.key] is not None}
 
 
 def _bitmaps(
-    view: SnapshotView, leaves: Sequence[_IndexedLeaf]
+    view: SnapshotView, leaves: Sequence[PlacedLeaf]
 ) -> Iterable[tuple[bytes, BlobRef, int, Bitmap]]:
-    for leaf in sorted(leaves, key=lambda leaf: (leaf.node_id, leaf.box.lo)):
-        (table,) = view.leaves(leaf.node_id, leaf.box.__eq__)
-        yield leaf.node_id, leaf.manifest.blob, int(table.length.sum()), Bitmap.of(table)
+    for leaf in sorted(leaves, key=lambda leaf: (leaf.part.node_id, leaf.part.box.lo)):
+        (table,) = view.leaves(leaf.part.node_id, leaf.part.box.__eq__)
+        yield leaf.part.node_id, leaf.manifest.blob, int(table.length.sum()), Bitmap.of(table)

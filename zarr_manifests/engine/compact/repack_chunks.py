@@ -24,38 +24,35 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from zarr_manifests.engine.commit.add_digest import with_digest
 from zarr_manifests.engine.commit.carry_zones import upload_of
-from zarr_manifests.engine.commit.extend_history import history_after
-from zarr_manifests.engine.commit.landing import root_with
-from zarr_manifests.engine.compact.outcomes import observed_compaction
-from zarr_manifests.engine.compact.zone_index import LeafZones
-from zarr_manifests.engine.history.ancestry import opened
+from zarr_manifests.engine.commit.landing import NextVersion, encoded_delta, land, rewritten
+from zarr_manifests.engine.compact.compaction import compact_branch
+from zarr_manifests.engine.compact.zone_index import LeafZones, paged_zones
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, create_own
-from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.root.epochs import fenced, overtaken
+from zarr_manifests.engine.root.roots import RootAt, opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
-    FencedError,
     InvalidArgumentError,
     ObjectNotFoundError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
+from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.format.root import COMPACTOR, Root
+from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.ids import crc32c, snapshot_id_of
-from zarr_manifests.planning.at_open import coordinate_ids
-from zarr_manifests.planning.conflict.admission import Writer, admission
+from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 from zarr_manifests.planning.layout.leaves import LEAF_ROWS
-from zarr_manifests.planning.layout.packing import plan_embedding
 from zarr_manifests.planning.tables.merge import difference, pick, rows_at, split, without
+from zarr_manifests.planning.tables.resolved_chunks import coalesce
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.planning.upkeep.garbage import (
     PackMoves,
@@ -188,7 +185,7 @@ def _sizes(context: ReadContext, uses: dict[str, Use]) -> dict[str, int]:
 def _merged(context: Context, branch: str) -> BlobRef | None:
     """Merge all pending changes into the base; None if others were repeatedly faster."""
     for _ in range(_MERGES):
-        report, head = observed_compaction(context, branch, CompactionMode.MAJOR, 0.0)
+        report, head = compact_branch(context, branch, CompactionMode.MAJOR, size_ratio=0.0)
         if head is not None or not report.deltas_before:
             return head
     return None
@@ -281,81 +278,66 @@ class _Repacking:
 
     def _land(self, view: SnapshotView, moved: Sequence[_Moved]) -> BlobRef | None:
         """Commit the moved refs of unchanged chunks; return the new head."""
-        context, branch = self.context, self.branch
+        context, keys, branch = self.context, self.keys, self.branch
         commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
-        total = sum(len(new) for _, _, new in moved)
-        zones = self._zones(view, moved)
-        for attempt in range(_ATTEMPTS):
-            at, current, kept = opened(partial(self._standing, view, moved))
+        zones = upload_of(self._zones(view, moved), keys)
+        kept: list[tuple[bytes, ChunkTable]] = []
+
+        def make(root: Root) -> NextVersion | None:
+            self._check_admitted(root)
+            tip = root.branches[branch]
+            current = view if tip.head.key == view.ref.key else context.open_branch(tip)
+            kept[:] = _unchanged(current, moved) if current is not view else new
             tell("committing", sum(len(table) for _, table in kept))
-            head = self._try(at, current, commit_id, kept, zones) if kept else None
-            if head is not None or not kept:
-                count = sum(len(table) for _, table in kept)
-                self.overtaken += total - count
-                self.chunks += count
-                self.nbytes += sum(u.nbytes for _, t in kept for u in uses_of(t).values())
-                return head
-            context.roots.backoff(attempt)
-        raise ConflictError(
-            f"repacking {branch!r}: other writers came first {_ATTEMPTS} times; nothing was "
-            "changed, start it again later"
-        )
+            return self._next(current, commit_id, kept, zones) if kept else None
 
-    def _standing(
-        self, view: SnapshotView, moved: Sequence[_Moved]
-    ) -> tuple[RootAt, SnapshotView, list[tuple[bytes, ChunkTable]]]:
-        """The root, the current head, and the new rows of those chunks that nobody has changed."""
-        context, branch = self.context, self.branch
-        at = context.roots.read()
-        tip = context.roots.with_branch(at.root, branch).branches.get(branch)
-        if tip is None:
-            raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
-        if admission(at.root, Writer(self.keys.start)) is not None:
-            raise FencedError(
-                f"the repacking of {branch!r} began at version {self.keys.start}, before the "
-                f"repository's fence {at.root.fence}: its packs may have been collected. "
-                "Nothing was changed; start it again"
-            )
-        if tip.head.key == view.ref.key:
-            return at, view, [(node_id, new) for node_id, _, new in moved]
-        current = context.open_branch(tip)
-        return at, current, _unchanged(current, moved)
+        new = [(node_id, after) for node_id, _, after in moved]
+        what = f"repacking {branch!r}", "nothing was changed, start it again later"
+        landed = land(context, branch, keys, view, make, (), what, _ATTEMPTS)
+        count = sum(len(table) for _, table in kept)
+        self.overtaken += sum(len(table) for _, table in new) - count
+        self.chunks += count
+        self.nbytes += sum(u.nbytes for _, t in kept for u in uses_of(t).values())
+        return None if landed is None else landed.head
 
-    def _try(
+    def _check_admitted(self, root: Root) -> None:
+        branch, start = self.branch, self.keys.start
+        match admission(root, Writer(start, compacts=True), branch):
+            case Refusal.NO_BRANCH:
+                raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
+            case Refusal.OVERTAKEN:
+                raise overtaken(root, COMPACTOR, start)
+            case Refusal.FENCED:
+                what = f"the repacking of {branch!r}"
+                raise fenced(root, start, what, "Nothing was changed; start it again")
+
+    def _next(
         self,
-        at: RootAt,
         current: SnapshotView,
         commit_id: bytes,
         kept: Sequence[tuple[bytes, ChunkTable]],
-        zones: Sequence[tuple[bytes, ZoneTable]],
-    ) -> BlobRef | None:
-        """One attempt; None if somebody else's swap came first."""
-        context = self.context
-        delta, uploads = _delta(commit_id, kept, self.keys)
-        entries = upload_of(zones, self.keys)
-        empty = Upload(self.keys.next("deltas"), Delta(commit_id).encode())
-        known = {upload.key: upload.data for upload in uploads}
-        key = self.keys.next("snapshots")
-        moved = self._snapshot(current, delta, uploads[-1].ref, empty.ref, entries)
-        history, pages = history_after(context, current, current.snapshot.history.pages, self.keys)
-        snapshot = replace(moved, snapshot_id=snapshot_id_of(key), history=history)
-        uploads += [empty, *pages, *([] if entries is None else [entries])]
-        snapshot, digests = with_digest(
-            context, snapshot, current.nodes.values, current.base_sequence, self.keys, known
+        zones: Upload | None,
+    ) -> NextVersion:
+        """A delta with these rows, on top of the head."""
+        context, keys, before = self.context, self.keys, current.snapshot
+        tables = {
+            node_id: Manifest.of([(node_id, part) for part in split(table, LEAF_ROWS)])
+            for node_id, table in kept
+        }
+        delta, uploads, coordinates = encoded_delta(
+            context, keys, current, Delta(commit_id), tables
         )
-        uploads += digests
-        head = Upload(key, snapshot.encode())
-        calls: list[Callable[[], object]] = [
-            partial(context.objects.create, u.key, u.data) for u in (*uploads, head)
-        ]
-        calls.append(partial(context.roots.archive, at))
-        context.runtime.parallel(calls)
-        tip = context.roots.with_branch(at.root, self.branch)
-        root = root_with(context, tip, self.branch, snapshot, head)
-        if context.roots.swap(at, root, commit_id) is None:
-            return None
-        context.objects.remember(head.ref, snapshot)
-        return head.ref
+        # As a run of two, so that it is not mistaken for the log of a commit that changed chunks.
+        first, last = before.sequence + 1, before.sequence + 2
+        entry = DeltaEntry.of(uploads[-1].ref, delta, last, coordinates, first=first)
+        # No array has more chunks or bytes than before.
+        entry = replace(entry, counts=(), zones=None if zones is None else zones.ref)
+        deltas = (*before.deltas, entry)
+        snapshot, log = rewritten(
+            context, keys, before, commit_id, REPACKED, deltas=deltas, sequence=last
+        )
+        uploads += [log, *([] if zones is None else [zones])]
+        return NextVersion(current, snapshot, uploads)
 
     def _zones(self, view: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[bytes, ZoneTable]]:
         """The entries of zone maps of the moved chunks, with their new addresses."""
@@ -363,7 +345,7 @@ class _Repacking:
         tip = root.branches.get(self.branch)
         if tip is None:
             return []
-        known = LeafZones.of(self.context, root, view, tip)
+        known = LeafZones.of(self.context, view, paged_zones(self.context, root, tip))
         found = []
         for node_id, old, new in moved:
             for zones, _ in known.of_leaf(view.by_id[node_id], old):
@@ -372,39 +354,6 @@ class _Repacking:
                 again = zones_of_chunks(zones.meaning, chunks, zones.bounds.take(moves))
                 found += [] if again is None else [(node_id, again)]
         return found
-
-    def _snapshot(
-        self,
-        current: SnapshotView,
-        delta: Delta,
-        moved: BlobRef,
-        log: BlobRef,
-        zones: Upload | None,
-    ) -> Snapshot:
-        before = current.snapshot
-        held = {part.node_id for part in delta.embedded.directory()}
-        coordinates = coordinate_ids(current.nodes.values(), held)
-        # As a run of two, so that it is not mistaken for the log of a commit that changed chunks.
-        first, last = before.sequence + 1, before.sequence + 2
-        entry = DeltaEntry.of(moved, delta, last, coordinates, first=first)
-        return replace(
-            before,
-            parent=current.ref.bare(),
-            commit_id=delta.commit_id,
-            kind=CommitKind.REWRITE,
-            message=REPACKED,
-            metadata={},
-            written_ms=max(self.context.runtime.now_ms(), before.written_ms),
-            # No array has more chunks or bytes than before.
-            deltas=(
-                *before.deltas,
-                replace(entry, counts=(), zones=None if zones is None else zones.ref),
-            ),
-            log=log,
-            totals={},
-            sequence=last,
-            merged=None,
-        )
 
 
 # --- copying, perhaps in other processes -------------------------------------------------------
@@ -462,27 +411,21 @@ def _copy_step(storage: Storage, runtime: Runtime, step: _Step) -> _Copied:
 
 def _read(storage: Storage, ranges: Sequence[Range]) -> _Read:
     """The chunks at these ranges of one object."""
-    spans: list[tuple[int, int]] = []
-    for one in ranges:
-        if spans and one.offset <= sum(spans[-1]):
-            start = spans[-1][0]
-            spans[-1] = start, max(sum(spans[-1]), one.offset + one.length) - start
-        else:
-            spans.append((one.offset, one.length))
+    offsets, lengths = [one.offset for one in ranges], [one.length for one in ranges]
+    requests = coalesce(offsets, lengths, gap_bytes=0, span_bytes=sum(lengths))
     try:
-        data = storage.get_ranges(ranges[0].key, spans)
+        data = storage.get_ranges(ranges[0].key, [(one.start, one.length) for one in requests])
     except ObjectNotFoundError:
         return [], [(one, "is not there") for one in ranges]
-    found, damaged, at = [], [], 0
-    for one in ranges:
-        while at + 1 < len(spans) and one.offset >= spans[at + 1][0]:
-            at += 1
-        start = one.offset - spans[at][0]
-        chunk = data[at][start : start + one.length]
-        if len(chunk) != one.length or crc32c(chunk) != one.crc32c:
-            damaged.append((one, "does not match its checksum"))
-        else:
-            found.append((one, chunk))
+    found, damaged = [], []
+    for request, span in zip(requests, data, strict=True):
+        for one in (ranges[at] for at in request.members):
+            start = one.offset - request.start
+            chunk = span[start : start + one.length]
+            if len(chunk) != one.length or crc32c(chunk) != one.crc32c:
+                damaged.append((one, "does not match its checksum"))
+            else:
+                found.append((one, chunk))
     return found, damaged
 
 
@@ -499,23 +442,3 @@ def _unchanged(current: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[byt
         if len(rest):
             kept.append((node_id, rest))
     return kept
-
-
-def _delta(
-    commit_id: bytes, kept: Sequence[tuple[bytes, ChunkTable]], keys: SessionKeys
-) -> tuple[Delta, list[Upload]]:
-    """A delta of these rows, and the objects to upload for it, its own last."""
-    encoded = {
-        node_id: Manifest.of([(node_id, part) for part in split(table, LEAF_ROWS)])
-        for node_id, table in kept
-    }
-    plan = plan_embedding({node: sum(len(d) for _, d in m.parts) for node, m in encoded.items()})
-    uploads, manifests = [], []
-    for group in plan.manifests:
-        packed = Manifest(tuple(part for node in group for part in encoded[node].parts))
-        uploads.append(Upload(keys.next("manifests"), packed.encode()))
-        manifests.append(ManifestRef(uploads[-1].ref, packed.directory()))
-    embedded = Manifest(tuple(part for node in plan.embedded for part in encoded[node].parts))
-    delta = Delta(commit_id, embedded=embedded, manifests=tuple(manifests))
-    uploads.append(Upload(keys.next("deltas"), delta.encode()))
-    return delta, uploads

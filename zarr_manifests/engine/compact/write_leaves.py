@@ -1,6 +1,6 @@
 """Writing planned manifests: their leaves are merged, encoded and uploaded, some at a time.
 
-`Here` does it in this process, and `InTasks` in others: each task gets some of the planned
+`LeavesHere` does it in this process, `write_in_tasks` in others: each task gets some of the planned
 manifests and the directory of what they replace, and opens the snapshot itself. It returns
 pointers, never refs. Invariants: a task writes only new objects, under keys of its own, so a task
 that runs twice leaves garbage and changes nothing; a manifest is written by one task.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLe
 from zarr_manifests.planning.layout.packing import PlannedManifest
 from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import Leaf, fold, fold_leaves, take, within
+from zarr_manifests.planning.upkeep.garbage import parts
 from zarr_manifests.runtime import SYSTEM, Run
 
 _TASK_REFS: Final = 1_000_000
@@ -44,116 +45,79 @@ _KEPT_BYTES: Final = 256 * 1024
 
 @dataclass(slots=True)
 class Written:
-    """What was written of a step.
+    """What was written of the base, or of a step of it.
 
     Parameters
     ----------
-    manifests : list of ManifestRef
-        The manifests, in the order in which they were planned.
+    manifests : sequence of ManifestRef
+        The base's directory; of a step, its manifests in the order in which they were planned.
     entries : list of IndexEntry
-        Entries for the index of initialized chunks, of their leaves.
+        Entries for the index of initialized chunks, of the new leaves.
     bitmaps : list of Upload
         Objects that these entries refer to, if they are still to be written.
     copies : dict of str to bytes
-        The small ones with coordinates, by key.
+        The small manifests with coordinates, by key.
     zones : dict of bytes to NewPages
         Pages of zone maps of the leaves, by node; written.
-    bytes_written, bytes_read : int
+    refs, manifests_written, bytes_written, bytes_read : int
         The cost of that; `bytes_read` counts what other processes have read.
     """
 
-    manifests: list[ManifestRef] = field(default_factory=list)
+    manifests: Sequence[ManifestRef] = ()
     entries: list[IndexEntry] = field(default_factory=list)
     bitmaps: list[Upload] = field(default_factory=list)
     copies: dict[str, bytes] = field(default_factory=dict)
     zones: dict[bytes, NewPages] = field(default_factory=dict)
+    refs: int = 0
+    manifests_written: int = 0
     bytes_written: int = 0
     bytes_read: int = 0
 
+    def add(self, more: Written) -> None:
+        """Add what a step has written; its manifests replace others, which callers do."""
+        self.entries += more.entries
+        self.bitmaps += more.bitmaps
+        self.copies |= more.copies
+        self.add_zones(more.zones)
+        self.manifests_written += len(more.manifests)
+        self.bytes_written += more.bytes_written
+        self.bytes_read += more.bytes_read
 
-class LeafWriter(Protocol):
-    """Writes the manifests of a step.
-
-    Attributes
-    ----------
-    in_steps : bool
-        Whether steps must be small, since this process has what is written of them in memory.
-    """
-
-    in_steps: bool
-
-    def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
-        """Write the manifests, of leaves that replace those of the index."""
-        ...
-
-
-class Here:
-    """Writes manifests in this process, about `BATCH_ROWS` refs at a time."""
-
-    in_steps = True
-
-    def __init__(
-        self,
-        context: Context,
-        heap: Heap,
-        keys: SessionKeys,
-        facts: NodeFacts,
-        zones: LeafZones,
-        tell: Callable[[int], None] | None = None,
-    ) -> None:
-        self._context, self._heap, self._keys = context, heap, keys
-        self._facts, self._zones, self._tell = facts, zones, tell
-
-    def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
-        """Write the manifests."""
-        return _Writer(
-            self._context, self._heap, index, self._facts, self._keys, self._zones, self._tell
-        ).write(planned)
+    def add_zones(self, zones: Mapping[bytes, NewPages]) -> None:
+        """Add pages of zone maps."""
+        for node_id, pages in zones.items():
+            self.zones.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
 
 
-class InTasks:
+type WriteLeaves = Callable[[BaseIndex, Sequence[PlannedManifest]], Written]
+"""Writes the manifests of a step, of leaves that replace those of the index."""
+
+
+def write_in_tasks(
+    context: Context,
+    heap: Heap,
+    keys: SessionKeys,
+    pages: Mapping[bytes, BlobRef],
+    run: Run,
+    tell: Callable[[int], None],
+) -> WriteLeaves:
     """Writes manifests in other processes, about `_TASK_REFS` refs in a task."""
+    state = freeze_reader(SessionView(context, heap.view))
+    task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), dict(pages))
 
-    in_steps = False
-
-    def __init__(
-        self,
-        context: Context,
-        heap: Heap,
-        keys: SessionKeys,
-        pages: Mapping[bytes, BlobRef],
-        run: Run,
-        tell: Callable[[int], None],
-    ) -> None:
-        state = freeze_reader(SessionView(context, heap.view))
-        self._task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), dict(pages))
-        self._run, self._tell = run, tell
-
-    def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
-        """Write the manifests."""
+    def write(index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
         order = sorted(range(len(planned)), key=lambda i: part_order(planned[i].leaves[0]))
-        groups: list[list[int]] = []
-        room = 0
-        for number in order:
-            if planned[number].refs > room:
-                groups.append([])
-                room = _TASK_REFS
-            groups[-1].append(number)
-            room -= planned[number].refs
+        groups = [*parts(order, lambda i: planned[i].refs, _TASK_REFS)]
         jobs = [_job(index, [planned[i] for i in group]) for group in groups]
         result, made = Written(), dict[int, ManifestRef]()
-        for group, done in zip(groups, self._run(self._task.write, jobs), strict=True):
+        for group, done in zip(groups, run(task.write, jobs), strict=True):
             made |= zip(group, done.manifests, strict=True)
-            self._tell(sum(planned[number].refs for number in group))
-            result.entries += done.entries
-            result.copies |= done.copies
-            for node_id, pages in done.zones.items():
-                known = NewPages(pages.meaning, pages.before)
-                result.zones.setdefault(node_id, known).add(pages)
-            result.bytes_written += done.bytes_written
-            result.bytes_read += done.bytes_read
+            tell(sum(planned[number].refs for number in group))
+            result.add(done)
         result.manifests = [made[number] for number in range(len(planned))]
         return result
+
+    return write
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +153,9 @@ class _LeafTask:
         nodes: dict[bytes, Node] = {leaf.node_id: view.by_id[leaf.node_id] for leaf in leaves}
         index = BaseIndex(job.near)
         with tallied_reads() as read:
-            zones = LeafZones.near(context, view, self.pages, leaves)
+            zones = LeafZones.of(context, view, self.pages, leaves)
             heap = Heap(view, index, (), context.meter)
-            here = Here(context, heap, keys, NodeFacts(nodes, {}), zones)
+            here = LeavesHere(context, heap, keys, NodeFacts(nodes, {}), zones)
             written = here.write(index, job.planned)
             bitmaps, written.bitmaps = written.bitmaps, []
             creates = [partial(context.objects.create, one.key, one.data) for one in bitmaps]
@@ -212,31 +176,30 @@ class _Leaf:
     zones: list[tuple[ZoneTable, bool]]
 
 
-class _Writer:
-    """Writes planned manifests: merges, encodes and uploads some leaves at a time."""
+class LeavesHere:
+    """Writes manifests in this process: merges, encodes and uploads some leaves at a time."""
 
     def __init__(
         self,
         context: Context,
         heap: Heap,
-        index: BaseIndex,
-        facts: NodeFacts,
         keys: SessionKeys,
+        facts: NodeFacts,
         zones: LeafZones,
-        tell: Callable[[int], None] | None,
+        tell: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._context, self._heap, self._index = context, heap, index
-        self._facts, self._keys, self._zones, self._tell = facts, keys, zones, tell
+        self._context, self._heap, self._keys = context, heap, keys
+        self._facts, self._zones, self._tell = facts, zones, tell
 
-    def write(self, planned: Sequence[PlannedManifest]) -> Written:
+    def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
         """Write the manifests."""
         keys = [self._keys.next("manifests") for _ in planned]
         left = [len(one.leaves) for one in planned]
         made: list[dict[Part, _Leaf]] = [{} for _ in planned]
         done: dict[int, tuple[ManifestRef, list[_Leaf], bytes]] = {}
-        paged: dict[bytes, NewPages] = {}
+        result = Written()
         for batch in self._batches(planned):
-            for (number, leaf), encoded in zip(batch, self._encoded(batch), strict=True):
+            for (number, leaf), encoded in zip(batch, self._encoded(index, batch), strict=True):
                 made[number][leaf] = encoded
                 left[number] -= 1
             full = [i for i in dict.fromkeys(number for number, _ in batch) if not left[i]]
@@ -248,23 +211,20 @@ class _Writer:
                 full, self._context.runtime.parallel(calls), strict=True
             ):
                 own = ((one.part.node_id, ref.blob, one.part.box, one.zones) for one in leaves)
-                made_pages = write_pages(self._context, self._keys, own, self._zones.pages)
-                for node_id, pages in made_pages.items():
-                    paged.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
+                result.add_zones(write_pages(self._context, self._keys, own, self._zones.pages))
                 done[i] = ref, [replace(leaf, zones=[]) for leaf in leaves], copy
-            if self._tell is not None:
-                self._tell(sum(leaf.count for _, leaf in batch))
+            self._tell(sum(leaf.count for _, leaf in batch))
         ordered = [done[i] for i in range(len(planned))]
-        refs = [ref for ref, _, _ in ordered]
         named = [
             (leaf.part.node_id, ref.blob, leaf.stored_bytes, leaf.bitmap)
             for ref, leaves, _ in ordered
             for leaf in leaves
         ]
-        bitmaps, entries = index_leaves(self._keys, named)
-        copies = {ref.blob.key: copy for ref, _, copy in ordered if copy}
-        nbytes = sum(ref.blob.length for ref in refs)
-        return Written(refs, entries, bitmaps, copies, paged, nbytes)
+        result.bitmaps, result.entries = index_leaves(self._keys, named)
+        result.manifests = [ref for ref, _, _ in ordered]
+        result.copies = {ref.blob.key: copy for ref, _, copy in ordered if copy}
+        result.bytes_written = sum(ref.blob.length for ref in result.manifests)
+        return result
 
     def _batches(self, planned: Sequence[PlannedManifest]) -> Iterator[list[tuple[int, Part]]]:
         """The leaves, each with its manifest's number, a limited number of refs at a time.
@@ -272,20 +232,12 @@ class _Writer:
         Neighbours come together, since they need the same tables.
         """
         order = sorted(range(len(planned)), key=lambda i: part_order(planned[i].leaves[0]))
-        batch: list[tuple[int, Part]] = []
-        refs = 0
-        for number, leaf in ((i, leaf) for i in order for leaf in planned[i].leaves):
-            if batch and refs + leaf.count > BATCH_ROWS:
-                yield batch
-                batch, refs = [], 0
-            batch.append((number, leaf))
-            refs += leaf.count
-        if batch:
-            yield batch
+        leaves = ((i, leaf) for i in order for leaf in planned[i].leaves)
+        return parts(leaves, lambda one: one[1].count, BATCH_ROWS)
 
-    def _encoded(self, batch: Sequence[tuple[int, Part]]) -> list[_Leaf]:
+    def _encoded(self, index: BaseIndex, batch: Sequence[tuple[int, Part]]) -> list[_Leaf]:
         """Merge and encode these leaves."""
-        near = [self._index.placed_in(leaf.node_id, leaf.box) for _, leaf in batch]
+        near = [index.placed_in(leaf.node_id, leaf.box) for _, leaf in batch]
         blobs = {old.manifest.blob.key: old.manifest.blob for some in near for old in some}
         self._context.objects.prefetch([(blob, Manifest) for blob in blobs.values()])
         by_node: dict[bytes, list[int]] = {}

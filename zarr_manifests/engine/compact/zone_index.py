@@ -19,7 +19,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import UNUSABLE, index_directory
+from zarr_manifests.engine.snapshot.zones import UNUSABLE, index_directory, usable
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.index import LeafName
 from zarr_manifests.format.manifest import Part
@@ -29,6 +29,7 @@ from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.merge import take, within
+from zarr_manifests.planning.upkeep.garbage import parts
 from zarr_manifests.planning.zones.meaning import Meaning, in_pages, like, merged, taken, valid
 
 _OBJECT_BYTES: Final = 1 << 20
@@ -61,18 +62,7 @@ class NewPages:
 
 def load_zones(context: ReadContext, ref: BlobRef) -> Zones:
     """The zone maps at the pointer; none if they cannot be read."""
-    try:
-        return context.objects.load(ref, Zones)
-    except UNUSABLE:
-        return Zones(())
-
-
-def load_pages(context: ReadContext, ref: BlobRef | None) -> ZonePages | None:
-    """The pages at the pointer; None if they cannot be read."""
-    try:
-        return None if ref is None else context.objects.load(ref, ZonePages)
-    except UNUSABLE:
-        return None
+    return usable(context, ref, Zones) or Zones(())
 
 
 def paged_zones(context: ReadContext, root: Root, tip: Branch) -> Mapping[bytes, BlobRef]:
@@ -99,34 +89,28 @@ class LeafZones:
     pages: Mapping[bytes, BlobRef] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, context: ReadContext, root: Root, view: SnapshotView, tip: Branch) -> LeafZones:
-        """Those of a branch's head; nothing is read if the repository has no zone maps."""
-        if ZONE_MAPS not in root.features:
-            return cls(context)
-        refs = [entry.zones for entry in view.snapshot.deltas if entry.zones is not None]
-        recent = context.runtime.parallel([partial(load_zones, context, ref) for ref in refs])
-        return cls(context, tuple(recent), paged_zones(context, root, tip))
-
-    @classmethod
-    def near(
+    def of(
         cls,
         context: ReadContext,
         view: SnapshotView,
         pages: Mapping[bytes, BlobRef],
-        leaves: Collection[Part],
+        leaves: Collection[Part] | None = None,
     ) -> LeafZones:
-        """Those that may describe chunks of these leaves, given the pages of the branch's head."""
+        """Those of a head, given its pages; with `leaves`, those that may describe their chunks."""
         by_node: dict[bytes, list[Box]] = {}
-        for leaf in leaves:
+        for leaf in leaves or ():
             by_node.setdefault(leaf.node_id, []).append(leaf.box)
         refs = [
             entry.zones
             for entry in view.snapshot.deltas
             if entry.zones is not None
-            and any(
-                part.box.overlaps(box)
-                for part in entry.parts()
-                for box in by_node.get(part.node_id, ())
+            and (
+                leaves is None
+                or any(
+                    part.box.overlaps(box)
+                    for part in entry.parts()
+                    for box in by_node.get(part.node_id, ())
+                )
             )
         ]
         recent = context.runtime.parallel([partial(load_zones, context, ref) for ref in refs])
@@ -144,7 +128,7 @@ class LeafZones:
 
     def _near(self, node_id: bytes, box: Box) -> Iterator[ZoneTable]:
         """Tables with entries of the node that may be in the box, one at a time."""
-        paged = load_pages(self.context, self.pages.get(node_id))
+        paged = usable(self.context, self.pages.get(node_id), ZonePages)
         for page in () if paged is None else paged.pages:
             if page.box.overlaps(box) or not box.ndim:
                 try:
@@ -176,33 +160,21 @@ def write_pages(
 ) -> dict[bytes, NewPages]:
     """Write the pages of some leaves, made from the lists `before`; return them by node."""
     made: dict[bytes, NewPages] = {}
-    due: list[tuple[bytes, ZoneTable, NewPages, tuple[str, int] | None, bool]] = []
+    due: list[tuple[bytes, bytes, ZoneTable, NewPages, tuple[str, int] | None, bool]] = []
     for node_id, blob, box, pages in leaves:
         leaf = None if blob is None else (blob.key, blob.crc32c)
         for zones, complete in pages:
             new = made.setdefault(node_id, NewPages(zones.meaning, before.get(node_id)))
             new.covered += [] if blob is None else [box]
-            due.append((node_id, zones, new, leaf, complete))
-    group: list[tuple[bytes, ZoneTable, NewPages, tuple[str, int] | None, bool]] = []
-    packed: list[tuple[bytes, int, bytes]] = []
-
-    def write() -> None:
-        upload = Upload(keys.next("indexes"), Zones(tuple(packed)).encode())
+            due.append((node_id, zones.pack(), zones, new, leaf, complete))
+    for group in parts(due, lambda one: len(one[1]), _OBJECT_BYTES):
+        packed = tuple((node_id, len(zones), data) for node_id, data, zones, *_ in group)
+        upload = Upload(keys.next("indexes"), Zones(packed).encode())
         context.objects.create(upload.key, upload.data)
-        for position, (_, zones, new, leaf, complete) in enumerate(group):
+        for position, (_, _, zones, new, leaf, complete) in enumerate(group):
             page = ZonePage(zones.box, leaf, len(zones), complete, upload.ref, position)
             new.pages.append(page)
             new.bounds.append(zones.bounds.around())
-        group.clear()
-        packed.clear()
-
-    for one in due:
-        group.append(one)
-        packed.append((one[0], len(one[1]), one[1].pack()))
-        if sum(len(data) for _, _, data in packed) >= _OBJECT_BYTES:
-            write()
-    if group:
-        write()
     return made
 
 
@@ -226,7 +198,7 @@ def pages_after(
     stay = {node_id for node_id, _, _ in live}.difference(changed)
     for node_id in sorted({*new, *(known.keys() - stay)}):
         pointer, more, node = found.pop(node_id, None), new.get(node_id), nodes.get(node_id)
-        old = load_pages(context, pointer)
+        old = usable(context, pointer, ZonePages)
         if node is None or (more is None and old is None):
             continue
         meanings = [one.meaning for one in (more, old) if one is not None]
@@ -238,7 +210,7 @@ def pages_after(
         if old is not None and old.meaning == meaning:
             seen = _pages_at(old)
             if more is not None and more.before != pointer:
-                seen &= _pages_at(load_pages(context, more.before))
+                seen &= _pages_at(usable(context, more.before, ZonePages))
             for row, page in enumerate(old.pages):
                 dead = page.leaf is not None and (node_id, *page.leaf) not in live
                 known_before = (page.blob.key, page.position) in seen

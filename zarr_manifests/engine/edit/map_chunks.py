@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.history.ancestry import ancestors, is_missing
+from zarr_manifests.engine.history.ancestry import ancestors
 from zarr_manifests.engine.history.differences import delta_of, tables_of
+from zarr_manifests.engine.root.roots import is_missing
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.totals import amounts_of
 from zarr_manifests.errors import CorruptObjectError, MissingChunkError

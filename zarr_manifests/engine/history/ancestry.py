@@ -37,6 +37,7 @@ from typing import Final
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.epochs import is_fenced
+from zarr_manifests.engine.root.roots import is_missing, opened
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -189,13 +190,6 @@ def locate(
 def tag_floor(root: Root, ref: BlobRef) -> str | None:
     """The floor of a tag's own history, regardless of branches."""
     return snapshot_id_of(ref.key) if has_expired(root) else None
-
-
-def is_missing(error: BaseException) -> bool:
-    """Whether the error means that a referenced object does not exist."""
-    return isinstance(error, MissingChunkError) or (
-        isinstance(error, CorruptObjectError) and isinstance(error.__cause__, ObjectNotFoundError)
-    )
 
 
 def has_expired(root: Root) -> bool:
@@ -443,22 +437,6 @@ def expired(
             "a lease beforehand (`repo.lease`)"
         )
     return None
-
-
-def opened[R](attempt: Callable[[], R]) -> R:
-    """The result of the attempt, which reads the root and opens objects that it leads to.
-
-    A missing object may have been collected after the root was read. So it counts as damage only if
-    it is still missing when everything is read again.
-    """
-    missed: set[str] = set()
-    while True:
-        try:
-            return attempt()
-        except (CorruptObjectError, MissingChunkError) as error:
-            if not is_missing(error) or str(error) in missed:
-                raise
-            missed.add(str(error))
 
 
 def collected(context: ReadContext, keys: SessionKeys, error: ManifestsError) -> FencedError | None:

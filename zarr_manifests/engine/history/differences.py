@@ -21,9 +21,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.engine.history.ancestry import ancestors, is_missing, snapshot_ref
+from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.history.left_behind import floor_below
 from zarr_manifests.engine.objects.chunks import ChunkReader
+from zarr_manifests.engine.root.roots import is_missing
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (

@@ -33,11 +33,11 @@ from zarr_manifests.engine.history.ancestry import (
     ancestors,
     entries,
     has_expired,
-    is_missing,
     locate,
     snapshot_ref,
     starts,
 )
+from zarr_manifests.engine.root.roots import is_missing
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.errors import (
     CorruptObjectError,

@@ -17,10 +17,10 @@ from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import Final
 
-from zarr_manifests.engine.history.ancestry import ancestors, entries, opened, snapshot_ref
+from zarr_manifests.engine.history.ancestry import ancestors, entries, snapshot_ref
 from zarr_manifests.engine.history.find_version import Found, before, found_by_name, marks_of
 from zarr_manifests.engine.root.epochs import claim_branch
-from zarr_manifests.engine.root.roots import RootAt
+from zarr_manifests.engine.root.roots import RootAt, opened
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (

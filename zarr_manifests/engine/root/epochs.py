@@ -91,7 +91,7 @@ def admitted(
                 [Conflict(ConflictKind.HISTORY, "/", "history", "the snapshot before has expired")],
             )
         case _:
-            raise _fenced(root, keys)
+            raise fenced(root, keys.start)
 
 
 def check_fence(roots: RootReader, root: Root, keys: SessionKeys) -> None:
@@ -103,7 +103,7 @@ def check_fence(roots: RootReader, root: Root, keys: SessionKeys) -> None:
         If the session is behind the fence.
     """
     if is_fenced(roots, root, keys):
-        raise _fenced(root, keys)
+        raise fenced(root, keys.start)
 
 
 def is_fenced(roots: RootReader, root: Root, keys: SessionKeys) -> bool:
@@ -125,11 +125,16 @@ def _refusal(
     return found
 
 
-def _fenced(root: Root, keys: SessionKeys) -> FencedError:
+def fenced(
+    root: Root,
+    start: int,
+    what: str = "the session",
+    again: str = "Open a new session and write the changes again",
+) -> FencedError:
+    """The error for what began at version `start`, before the fence."""
     return FencedError(
-        f"the session began at version {keys.start}, before the repository's "
-        f"fence {root.fence}: its objects may have been collected. Open a new session and "
-        "write the changes again"
+        f"{what} began at version {start}, before the repository's fence {root.fence}: its "
+        f"objects may have been collected. {again}"
     )
 
 

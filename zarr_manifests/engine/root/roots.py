@@ -32,6 +32,7 @@ from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
     ManifestsError,
+    MissingChunkError,
     NotARepositoryError,
     ObjectNotFoundError,
     StorageError,
@@ -86,6 +87,29 @@ class RootAt:
 
     root: Root
     token: Token
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether the error means that a referenced object does not exist."""
+    return isinstance(error, MissingChunkError) or (
+        isinstance(error, CorruptObjectError) and isinstance(error.__cause__, ObjectNotFoundError)
+    )
+
+
+def opened[R](attempt: Callable[[], R]) -> R:
+    """The result of the attempt, which reads the root and opens objects that it leads to.
+
+    A missing object may have been collected after the root was read. So it counts as damage only if
+    it is still missing when everything is read again.
+    """
+    missed: set[str] = set()
+    while True:
+        try:
+            return attempt()
+        except (CorruptObjectError, MissingChunkError) as error:
+            if not is_missing(error) or str(error) in missed:
+                raise
+            missed.add(str(error))
 
 
 class _Swaps:
@@ -526,6 +550,57 @@ class Roots(RootReader):
             operation.hex(),
         )
 
+    def swap_in(
+        self,
+        make: Callable[[RootAt], tuple[Root, bytes] | None],
+        what: str,
+        attempts: int,
+        at: RootAt | None = None,
+        *,
+        otherwise: str = "try again later",
+        archived: bool = True,
+    ) -> RootAt:
+        """Swap in the root that `make` makes of the newest one; repeat if others come first.
+
+        Parameters
+        ----------
+        make : callable
+            The next root, with everything it refers to written, and the random id of the
+            operation; None if nothing is to be changed. It is called anew on every attempt, and
+            once more if an object is missing: that may have been collected after the root was read.
+        what : str
+            The operation, for the error if others come first too often.
+        attempts : int
+            How often the swap is tried.
+        at : RootAt, optional
+            The root to begin with, if it need not be read.
+        otherwise : str
+            What to do after that error.
+        archived : bool
+            As for `swap`.
+
+        Returns
+        -------
+        RootAt
+            The new root, or the one of which `make` has made nothing.
+        """
+        known = [] if at is None else [at]
+
+        def made() -> tuple[RootAt, tuple[Root, bytes] | None]:
+            at = known.pop() if known else self.read()
+            return at, make(at)
+
+        for attempt in range(attempts):
+            at, new = opened(made)
+            if new is None:
+                return at
+            self.archive(at)
+            swapped = self.swap(at, *new, archived=archived)
+            if swapped is not None:
+                return swapped
+            self.backoff(attempt)
+        raise ConflictError(f"{what}: other writers came first {attempts} times; {otherwise}")
+
     def update(
         self,
         change: Callable[[Root], Root],
@@ -543,37 +618,17 @@ class Roots(RootReader):
         and its errors are raised.
         """
         operation_id = self._runtime.random_bytes(16)
-        at = self.read()
-        for attempt in range(attempts):
+
+        def make(at: RootAt) -> tuple[Root, bytes]:
             version, now_ms = at.root.version + 1, self._runtime.now_ms()
-            try:
-                root = self.with_ref(at.root, ref) if ref else at.root
-                changed = _hiding(root, change(root), ref)
-                what = leaving(operation, _place_of(root, operation, ref)) if leaves else operation
-                entry = LogEntry(version, now_ms, what, ref, snapshot, operation_id)
-                new = changed.with_log(entry).with_copies({}, "main")
-            except CorruptObjectError as error:
-                at = self._instead(at, error)
-                continue
-            self.archive(at)
-            swapped = self.swap(at, new, operation_id)
-            if swapped is not None:
-                return swapped
-            self.backoff(attempt)
-            at = self.read()
+            root = self.with_ref(at.root, ref) if ref else at.root
+            changed = _hiding(root, change(root), ref)
+            what = leaving(operation, _place_of(root, operation, ref)) if leaves else operation
+            entry = LogEntry(version, now_ms, what, ref, snapshot, operation_id)
+            return changed.with_log(entry).with_copies({}, "main"), operation_id
+
         what = f"{operation} of {ref!r}" if ref else operation
-        raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
-
-    def _instead(self, at: RootAt, error: CorruptObjectError) -> RootAt:
-        """The newer root if a change failed on a missing object, else raise the error.
-
-        If the root was replaced in the meantime, a collection may have deleted the object.
-        """
-        if isinstance(error.__cause__, ObjectNotFoundError):
-            newer = self.read()
-            if newer.token != at.token:
-                return newer
-        raise error
+        return self.swap_in(make, what, attempts)
 
     def update_leases(self, change: Callable[[Root], Root], what: str, attempts: int) -> RootAt:
         """Like `update`, but neither logged nor archived, for changes of leases.
@@ -581,22 +636,14 @@ class Roots(RootReader):
         `change` may be applied again although an earlier attempt has taken effect.
         """
         unlogged = self._runtime.random_bytes(16)
-        at = self.read()
-        for attempt in range(attempts):
-            try:
-                new = change(at.root)
-            except CorruptObjectError as error:
-                at = self._instead(at, error)
-                continue
+
+        def make(at: RootAt) -> tuple[Root, bytes] | None:
+            new = change(at.root)
             if new is at.root:
-                return at
-            self.archive(at)
-            swapped = self.swap(at, new.with_copies({}, "main"), unlogged, archived=False)
-            if swapped is not None:
-                return swapped
-            self.backoff(attempt)
-            at = self.read()
-        raise ConflictError(f"{what}: other writers came first {attempts} times; try again later")
+                return None
+            return new.with_copies({}, "main"), unlogged
+
+        return self.swap_in(make, what, attempts, archived=False)
 
 
 def _place_of(root: Root, operation: str, ref: str) -> str:

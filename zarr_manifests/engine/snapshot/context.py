@@ -2,15 +2,16 @@
 
 A reader takes a `ReadContext`, whose parts cannot write. A writer takes a `Context`, which is also
 a `ReadContext`. Contexts are only made here, when a repository is opened or made: its storage, its
-root, its configuration.
+root, its configuration, its metadata.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.chunk_cache import ChunkCache
@@ -21,8 +22,9 @@ from zarr_manifests.engine.root.heartbeat import Heart
 from zarr_manifests.engine.root.roots import RootAt, RootReader, Roots
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError
+from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import ROOT_KEY, Branch, Root
+from zarr_manifests.format.root import METADATA, ROOT_KEY, Branch, Root
 from zarr_manifests.metrics import Meter, connect
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
@@ -167,7 +169,9 @@ class Context(ReadContext):
 type GivenConfig = Config | Mapping[str, Any] | None
 type Cache = CacheOptions | Mapping[str, Any] | None
 
-_ATTEMPTS = 100
+_ATTEMPTS: Final = 100
+_MOST_BYTES: Final = 16 * 1024
+"""What the metadata of a repository take at most."""
 
 
 def exists_at(storage: Storage) -> bool:
@@ -251,3 +255,32 @@ def _overlaid(saved: Config | None, overlay: GivenConfig) -> Config:
 
 def _counted(storage: Storage) -> MeteredStorage:
     return storage if isinstance(storage, MeteredStorage) else metered(storage, Meter())
+
+
+def metadata_of(root: Root) -> dict[str, Any]:
+    """The metadata; changing what is returned changes nothing else."""
+    return deepcopy(dict(root.metadata))
+
+
+def set_metadata(roots: Roots, metadata: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+    """Swap in a root with that metadata, over what there is if it is to be kept; all of it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it becomes too large; every commit writes it.
+    """
+
+    def change(root: Root) -> Root:
+        new = {**root.metadata, **metadata} if keep else {**metadata}
+        size = len(pack(new))
+        if size > _MOST_BYTES:
+            raise InvalidArgumentError(
+                f"the metadata of the repository would take {size:,} bytes, and {_MOST_BYTES:,} "
+                "are allowed, since every commit writes it; store the rest as attributes of the "
+                "root group"
+            )
+        changed = replace(root, metadata=new)
+        return changed.with_feature(METADATA) if new else changed
+
+    return metadata_of(roots.update(change, "set metadata", "", "", _ATTEMPTS).root)

@@ -33,7 +33,7 @@ from zarr_manifests.format.nodes import Count, Counted, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
+from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf
 from zarr_manifests.planning.tables.live_deltas import lies_in
 from zarr_manifests.planning.tables.merge import inside, rows_at
 from zarr_manifests.planning.tables.sums import (
@@ -121,24 +121,32 @@ def _laid_over(
     return found
 
 
-def ref_counts(
-    view: SnapshotView, base: BaseIndex, pending: Mapping[bytes, int]
-) -> tuple[dict[bytes, int], set[bytes]]:
-    """Chunks of each array and opaque entry, and the nodes for which they are only upper bounds.
+def pending_rows(view: SnapshotView) -> dict[bytes, int]:
+    """The number of rows that live deltas have for each node."""
+    rows: dict[bytes, int] = {}
+    for entry in view.snapshot.deltas:
+        for part in entry.parts():
+            rows[part.node_id] = rows.get(part.node_id, 0) + part.count
+    return rows
 
-    `pending` has the number of rows that live deltas have for a node.
+
+def node_facts(
+    view: SnapshotView, base: BaseIndex, exact: Callable[[bytes], int] | None = None
+) -> NodeFacts:
+    """Arrays and opaque entries with their chunks.
+
+    Where only an upper bound of these is known, `exact` is asked, or else the bound counts.
     """
-    amounts, refs, bounds = amounts_of(view), dict[bytes, int](), set[bytes]()
-    for node in view.nodes.values():
-        if node.kind is NodeKind.GROUP:
-            continue
-        amount = amounts.get(node.node_id, NOTHING)
-        refs[node.node_id] = amount.chunks
+    amounts, pending = amounts_of(view), pending_rows(view)
+    nodes = {node.node_id: node for node in view.nodes.values() if node.kind is not NodeKind.GROUP}
+    refs: dict[bytes, int] = {}
+    for node_id in nodes:
+        amount = amounts.get(node_id, NOTHING)
+        refs[node_id] = amount.chunks
         if not amount.chunks_exact:
-            most = base.refs(node.node_id) + pending.get(node.node_id, 0)
-            refs[node.node_id] = min(amount.chunks, most)
-            bounds.add(node.node_id)
-    return refs, bounds
+            most = base.refs(node_id) + pending.get(node_id, 0)
+            refs[node_id] = min(amount.chunks, most) if exact is None else exact(node_id)
+    return NodeFacts(nodes, refs)
 
 
 def counts_of_base(
@@ -158,7 +166,7 @@ def counts_of_base(
     for node in view.nodes.values():
         amount = amounts.get(node.node_id, NOTHING)
         if node.node_id in settled:
-            leaves = [_name(leaf) for leaf in base.placed(node.node_id)]
+            leaves = [leaf_name(leaf) for leaf in base.placed(node.node_id)]
             if not leaves:
                 continue  # as of most arrays when many were just made
             if all(name in stored for name in leaves):
@@ -171,7 +179,8 @@ def counts_of_base(
     return tuple(found)
 
 
-def _name(leaf: PlacedLeaf) -> LeafName:
+def leaf_name(leaf: PlacedLeaf) -> LeafName:
+    """What identifies the leaf in the index."""
     blob = leaf.manifest.blob
     return leaf.part.node_id, leaf.part.box, blob.key, blob.crc32c
 

@@ -18,7 +18,7 @@ from typing import Final
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, StorageError, UnsupportedFormatError
-from zarr_manifests.format.index import IndexDirectory, IndexEntry, LeafName
+from zarr_manifests.format.index import Bitmaps, IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
@@ -41,12 +41,7 @@ def index_pointer(context: ReadContext, branch: str | None = None) -> BlobRef | 
 
 def index_directory(context: ReadContext, pointer: BlobRef | None) -> IndexDirectory:
     """The directory at the pointer; an empty one if it cannot be read."""
-    if pointer is None:
-        return IndexDirectory({})
-    try:
-        return context.objects.load(pointer, IndexDirectory)
-    except UNUSABLE:
-        return IndexDirectory({})  # as if missing: it can be rebuilt
+    return usable(context, pointer, IndexDirectory) or IndexDirectory({})  # it can be rebuilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +77,22 @@ def zones_of(
     pointer = index_pointer(context, branch)
     calls: list[Callable[[], IndexDirectory | Zones | None]] = [
         partial(index_directory, context, pointer),
-        *(partial(_load, context, ref, Zones) for ref in refs),
+        *(partial(usable, context, ref, Zones) for ref in refs),
     ]
     first = context.runtime.parallel(calls)
     recent = [zones for zones in first if isinstance(zones, Zones)]
     index = next((one for one in first if isinstance(one, IndexDirectory)), IndexDirectory({}))
-    loads = [partial(_load, context, index.zones.get(node), ZonePages) for node in node_ids]
+    loads = [partial(usable, context, index.zones.get(node), ZonePages) for node in node_ids]
     pages = dict(zip(node_ids, context.runtime.parallel(loads), strict=True))
     return {
         node: KnownZones(_recent(recent, node), pages[node], index.entries) for node in node_ids
     }
 
 
-def _load[T: (Zones, ZonePages)](
+def usable[T: (Zones, ZonePages, Bitmaps, IndexDirectory)](
     context: ReadContext, ref: BlobRef | None, kind: type[T]
 ) -> T | None:
+    """What lies at the pointer; None if there is none, or if it cannot be read."""
     if ref is None:
         return None
     try:
@@ -120,7 +116,7 @@ def read_pages(
 ) -> Mapping[int, ZoneTable]:
     """The entries of these pages, by position, in one round, without pages that cannot be read."""
     blobs = {pages.pages[i].blob.key: pages.pages[i].blob for i in which}
-    loads = [partial(_load, context, ref, Zones) for ref in blobs.values()]
+    loads = [partial(usable, context, ref, Zones) for ref in blobs.values()]
     loaded = dict(zip(blobs, context.runtime.parallel(loads), strict=True))
     found: dict[int, ZoneTable] = {}
     for i in which:

@@ -30,15 +30,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from zarr_manifests.engine.history.ancestry import ages, has_expired, is_missing
+from zarr_manifests.engine.history.ancestry import ages, has_expired
 from zarr_manifests.engine.history.leases import give_up, take
 from zarr_manifests.engine.history.left_behind import Link, follow
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
 from zarr_manifests.engine.objects.metadata import Objects, create_or_find
-from zarr_manifests.engine.root.create import check_outside
-from zarr_manifests.engine.root.disk_reserve import keep_reserve
+from zarr_manifests.engine.root.create import check_outside, keep_reserve
 from zarr_manifests.engine.root.heartbeat import Held
-from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.root.roots import Roots, is_missing
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.upkeep.copy_objects import ObjectCopier
 from zarr_manifests.engine.upkeep.recover import operations

@@ -30,7 +30,7 @@ from typing import Any, Final
 from zarr_manifests.engine.history.ancestry import ancestors, snapshot_at, tag_floor
 from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
 from zarr_manifests.engine.objects.metadata import ObjectReader
-from zarr_manifests.engine.root.disk_reserve import keep_reserve, with_reserve
+from zarr_manifests.engine.root.create import keep_reserve, with_reserve
 from zarr_manifests.engine.root.epochs import check_collector, claimed
 from zarr_manifests.engine.root.roots import RootAt, RootReader
 from zarr_manifests.engine.snapshot.context import Context, ReadContext

@@ -15,8 +15,9 @@ import logging
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
-from zarr_manifests.engine.history.ancestry import FOLLOWING, ages, entries, has_expired, opened
-from zarr_manifests.engine.root.disk_reserve import keep_reserve
+from zarr_manifests.engine.history.ancestry import FOLLOWING, ages, entries, has_expired
+from zarr_manifests.engine.root.create import keep_reserve
+from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.upkeep.collect import updated
 from zarr_manifests.format.records import BlobRef

@@ -37,13 +37,13 @@ FAULTS = [
     ),
     Fault(
         "objects-of-others-withdrawn",
-        "engine/root/deferred_create.py",
+        "engine/root/create.py",
         "for key in keys if any(name in key for name in own))",
         "for key in keys if own)",
     ),
     Fault(
         "withdrawn-while-a-swap-may-land",
-        "engine/root/deferred_create.py",
+        "engine/root/create.py",
         "return True  # a request",
         "return False  # a request",
     ),
@@ -67,19 +67,19 @@ FAULTS = [
     ),
     Fault(
         "unknown-outcome-leaves-the-session-open",
-        "engine/commit/landing.py",
+        "engine/commit/commit_changes.py",
         "if isinstance(error, CommitOutcomeUnknownError) or not isinstance(error, ManifestsError):",
         "if not isinstance(error, ManifestsError):",
     ),
     Fault(
         "said-to-be-committed-before-it-is-durable",
-        "engine/commit/advance_marks.py",
+        "engine/commit/landing.py",
         "context.storage.sync([ROOT_KEY])",
         "context.storage.sync([])",
     ),
     Fault(
         "forgotten-mark-stays-in-its-page",
-        "engine/commit/advance_marks.py",
+        "engine/commit/landing.py",
         "for app, version in page.items() if app not in gone}",
         "for app, version in page.items()}",
     ),

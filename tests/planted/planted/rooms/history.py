@@ -91,7 +91,7 @@ FAULTS = [
     ),
     Fault(
         "head-that-went-told-as-damage",
-        "engine/history/ancestry.py",
+        "engine/root/roots.py",
         "if not is_missing(error) or str(error) in missed:",
         "if not is_missing(error) or str(error) not in missed:",
     ),
