@@ -75,7 +75,7 @@ def main(place: str) -> None:
 def look(spark: SparkSession, place: str) -> None:
     """Read in all ways, and write a little."""
     assert read(spark, place, where="a > 150").count() == 49
-    assert read(spark, place, engine="pandas").count() == 200
+    assert read(spark, place).count() == 200
     assert changes(spark, place, None).count() == 200
     assert explain_pruning(spark, place, where="a > 150").left_out["statistics"] == 6
     create_view(spark, "v", place)

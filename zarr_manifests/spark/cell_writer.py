@@ -59,6 +59,8 @@ class WritePlan:
         The length of each dimension.
     bins : Bins
         The cells that are written.
+    cell_bytes : int
+        About how many bytes a cell takes in memory, with whether it is filled.
     tasks : int
         How many tasks write them.
     missing : str
@@ -73,6 +75,7 @@ class WritePlan:
     variables: tuple[Values, ...]
     shape: Coords
     bins: Bins
+    cell_bytes: int
     tasks: int
     missing: str
     order_by: str | None
@@ -84,12 +87,6 @@ class WritePlan:
         own = [axis.name for axis in self.along] + [one.name for one in self.variables]
         return own if self.order_by is None else [*own, self.order_by]
 
-    @property
-    def cell_bytes(self) -> int:
-        """About how many bytes a cell takes in memory, with whether it is filled."""
-        ordered_by = 0 if self.order_by is None else 8
-        return sum(one.itemsize for one in self.variables) + 1 + ordered_by
-
     def cell(self, position: Iterable[int]) -> str:
         """A cell by its labels, for messages."""
         pairs = zip(self.along, position, strict=True)
@@ -97,23 +94,6 @@ class WritePlan:
 
 
 # --- from rows to cells ----------------------------------------------------------------------
-
-
-def cell_bounds(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> IndexArray | None:
-    """The smallest and the negated largest position of rows on each axis; None without rows.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If rows have no cell.
-    """
-    found: IndexArray | None = None
-    for batch in batches:
-        if batch.num_rows:
-            places = _places_of(plan, batch)
-            ends = np.array([(at.min(), -at.max()) for at in places], np.int64).reshape(-1, 2)
-            found = ends if found is None else np.minimum(found, ends)
-    return found
 
 
 def share_cells(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:

@@ -109,7 +109,6 @@ class ReadOptions:
     broadcast: bool = False
     target_rows: int = 2 * 1024**2
     max_tasks: int = 10_000
-    engine: Literal["arrow", "pandas"] = "arrow"
 
     def __post_init__(self) -> None:
         check_options(self)

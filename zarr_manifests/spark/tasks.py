@@ -30,16 +30,10 @@ from pyspark.util import inheritable_thread_target
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.reports import IngestReport
-from zarr_manifests.repository import Repository
 from zarr_manifests.spark.plan import Location, SparkFacts
-from zarr_manifests.spark.worker import PANDAS_WARNING
-from zarr_manifests.storage.url import refuse_options, storage_of
 
 if TYPE_CHECKING:
     import xarray as xr
-
-RESULT: Final = "result binary"
-"""The columns of what `returned` yields."""
 
 _AHEAD: Final = 2
 """Tasks that are in jobs at the same time, for each that Spark runs at once."""
@@ -94,8 +88,7 @@ def _run_job(spark: SparkSession, call: bytes, items: Sequence[Any]) -> list[Any
     # The items are pickled here one by one, so that a task unpickles its own only.
     pickled = [PICKLE.dumps(item) for item in items]
     numbers = spark.range(0, len(pickled), 1, len(pickled))  # one a partition
-    found = numbers.mapInArrow(partial(returned, partial(_run_items, call, pickled)), RESULT)
-    done = dict(chain.from_iterable(results(found)))
+    done = dict(chain.from_iterable(results(numbers, partial(_run_items, call, pickled))))
     return [done[number] for number in range(len(pickled))]
 
 
@@ -106,13 +99,24 @@ def _run_items(
     return [(n, PICKLE.loads(call)(PICKLE.loads(items[n]))) for n in numbers]
 
 
-def returned(
+def results(frame: DataFrame, call: Callable[[Iterable[pa.RecordBatch]], Any]) -> list[Any]:
+    """What the call returns for the rows of each partition.
+
+    An `OSError` or `MemoryError` that it raises has Spark try again; others are raised here.
+    """
+    found = []
+    for data in mapped(frame, partial(_returned, call), "result binary").toArrow()[0].to_pylist():
+        fine, result = PICKLE.loads(data)
+        if not fine:
+            raise result
+        found.append(result)
+    return found
+
+
+def _returned(
     call: Callable[[Iterable[pa.RecordBatch]], Any], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what the call returns for the rows of a partition, or what it raises, for `results`.
-
-    An `OSError` or `MemoryError` is raised here, so that Spark tries again.
-    """
+    """Yield what the call returns, or what it raises, for `results`."""
     try:
         result = PICKLE.dumps((True, call(batches)))
     except (OSError, MemoryError):
@@ -125,23 +129,12 @@ def returned(
     yield pa.record_batch([pa.array([result], pa.binary())], ["result"])
 
 
-def results(frame: DataFrame) -> list[Any]:
-    """What `returned` has yielded in each partition; raises what a call has raised."""
-    found = []
-    for data in frame.toArrow()["result"].to_pylist():
-        fine, result = PICKLE.loads(data)
-        if not fine:
-            raise result
-        found.append(result)
-    return found
-
-
-def mapped(frame: DataFrame, call: Any, schema: Any, engine: str = "arrow") -> DataFrame:
-    """The rows that a call makes of those of each partition, by Arrow or by pandas."""
+def mapped(frame: DataFrame, call: Any, schema: Any) -> DataFrame:
+    """The rows that a call makes of those of each partition."""
     with warnings.catch_warnings():
-        # A warning about features of pandas that are not used here.
-        warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-        return (frame.mapInArrow if engine == "arrow" else frame.mapInPandas)(call, schema)
+        # About features of pandas that are not used here.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        return frame.mapInArrow(call, schema)
 
 
 # --- datasets and files ----------------------------------------------------------------------
@@ -244,11 +237,6 @@ def write_dataset(
 
     if "scheduler" in options:
         raise InvalidArgumentError("write_dataset computes with Spark, and takes no scheduler")
-    given = options.pop("storage_options", None)
-    if isinstance(url, Repository):
-        refuse_options("a repository", given)
-    else:
-        url = storage_of(url, given)
     if find_spec("dask") is not None:
         ds = _cut(ds, options.get("encoding") or {})
     return write(ds, url, message=message, scheduler=partial(_compute, spark), **options)

@@ -16,14 +16,13 @@ from __future__ import annotations
 import gc
 import math
 import os
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from itertools import count
 from operator import sub
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,18 +41,12 @@ from zarr_manifests.spark.source import Source, place_in
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 32 * 1024**2
 ROW_CELLS: Final = 8 * 1024
 """The most cells in a row of lines, if a line is not longer: Spark makes rows of all at once."""
 BLOCK_BYTES: Final = 32 * 1024**2
 BLOCK_CHUNKS: Final = 64 * 1024
-
-PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
-"""Start of a warning that pyspark gives for each batch, about features not used here."""
 
 _KEPT: Final = 16
 # Reading a box by itself costs about as much as passing over so many cells.
@@ -73,16 +66,6 @@ def run_arrow(
     numbers = (number for batch in tasks for number in batch[0].to_pylist())
     for table in _rows(job, numbers, Cells.lines if in_lines else Cells.rows):
         yield from table.to_batches()
-
-
-def run(job: Job, tasks: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """Yield the same rows as `run_arrow`, as pandas frames."""
-    import pandas as pd
-
-    warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-    for table in _rows(job, (int(number) for frame in tasks for number in frame["id"])):
-        # Arrow-typed columns reach Spark unchanged; NaN in numpy-typed ones becomes null.
-        yield table.to_pandas(types_mapper=pd.ArrowDtype)
 
 
 def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ FAULTS = [
     Fault(
         "options-may-contradict-each-other",
         "spark/options.py",
-        "        if {*pair} <= {*known}:\n",
+        "        if {*pair} <= texts.keys():\n",
         "        if False:\n",
     ),
     Fault(
@@ -68,7 +68,7 @@ FAULTS = [
     Fault(
         "a-stream-passes-over-what-was-overwritten",
         "spark/stream.py",
-        'if not cells.only_added and self._stream.overwrite_mode == "fail":',
+        'if not cells.only_added and self._stream.streaming_overwrite_mode == "fail":',
         "if False:",
     ),
 ]
