@@ -27,7 +27,7 @@ from zarr_manifests.spark import (
     register,
     write_dataframe,
 )
-from zarr_manifests.spark.spark_session import java_home
+from zarr_manifests.spark.tasks import java_home
 
 VALUES = np.arange(200.0).reshape(20, 10)
 SETTINGS = {
