@@ -46,7 +46,7 @@ class TableRows:
     def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
         return {dim: self._table[dim].unique() for dim in dims}
 
-    def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
+    def fill(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
         """Of several attempts of a task the last one counts, as where Spark speculates."""
         plan, half = pickle.loads(pickle.dumps(plan)), self._table.num_rows // 2
         shares: list[Any] = [(number, None) for number in range(len(plan.bins))]

@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Final, Self
@@ -237,7 +237,7 @@ class ManifestsDataSource(DataSource):
         sink.options.txn()
         # What can be tried before there are rows; nothing is written.
         with sink.repository.writable_session(sink.options.branch) as session:
-            plan_write(session, sink.options, _SpooledRows(sink, []))
+            plan_write(session, sink.options, sink)
         return sink
 
     @briefly()
@@ -293,11 +293,14 @@ class Sink:
         The columns of the rows.
     options : WriteOptions
         The arrays, and how rows become their cells.
+    spooled : sequence of Spooled
+        The rows of all tasks, which the process that commits writes.
     """
 
     repository: Repository
     columns: pa.Schema
     options: WriteOptions
+    spooled: Sequence[Spooled] = ()
 
     @classmethod
     def of(
@@ -361,9 +364,49 @@ class Sink:
 
     def land(self, spooled: Sequence[Spooled], txn: Txn | None) -> WriteReport:
         """Write the rows to chunks and commit them, on top of what others have committed."""
-        report = write_rows(self.repository, self.options, _SpooledRows(self, spooled), txn)
+        rows = replace(self, spooled=spooled)
+        report = write_rows(self.repository, self.options, rows, txn)
         _LOG.info("%s: %s", self.repository.storage.url, report)
         return report
+
+    def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
+        """The distinct values of these columns."""
+        found = {}
+        for dim in dims:
+            kind = self.columns.field(dim).type
+            parts = [one.labels[dim].cast(kind) for one in self.spooled if one.pieces]
+            found[dim] = pa.chunked_array(parts, kind).unique()
+        return found
+
+    def fill(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
+        """Write the cells of a plan."""
+        return [write_cells(plan, fork, self._by_bin(plan))]
+
+    def _by_bin(self, plan: WritePlan) -> Iterator[tuple[int, bytes | None]]:
+        """Cells of one bin after the other, with at most so many bytes of them in memory."""
+        held: dict[int, list[bytes]] = defaultdict(list)
+        pieces: dict[int, list[str]] = defaultdict(list)
+        again = Spooled(self.fork())
+        nbytes = 0
+        for number, cells in share_cells(plan, self._batches()):
+            held[number].append(cells)
+            nbytes += len(cells)
+            if nbytes > self.options.buffer_bytes:
+                for waiting, several in held.items():
+                    pieces[waiting].append(again.put(PICKLE.dumps(several)))
+                held.clear()
+                nbytes = 0
+        for number in range(len(plan.bins)):
+            yield number, None  # bins without rows are written, too
+            for name in pieces[number]:
+                yield from ((number, cells) for cells in PICKLE.loads(again.piece(name)))
+            yield from ((number, cells) for cells in held.pop(number, ()))
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows; a piece at a time is in memory."""
+        for one in self.spooled:
+            for name in one.pieces:
+                yield from feather.read_table(pa.BufferReader(one.piece(name))).to_batches()
 
 
 # --- spooled rows ----------------------------------------------------------------------------
@@ -414,58 +457,6 @@ def _serialized(batches: Sequence[pa.RecordBatch]) -> bytes:
     sink = pa.BufferOutputStream()
     feather.write_feather(pa.Table.from_batches(batches), sink, "lz4")
     return bytes(sink.getvalue())
-
-
-@dataclass(frozen=True, slots=True)
-class _SpooledRows:
-    """The rows of all tasks, which this process writes."""
-
-    sink: Sink
-    spooled: Sequence[Spooled]
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The columns of the rows."""
-        return self.sink.columns
-
-    def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
-        """The distinct values of these columns."""
-        found = {}
-        for dim in dims:
-            kind = self.columns.field(dim).type
-            parts = [one.labels[dim].cast(kind) for one in self.spooled if one.pieces]
-            found[dim] = pa.chunked_array(parts, kind).unique()
-        return found
-
-    def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
-        """Write the cells of a plan."""
-        return [write_cells(plan, fork, self._by_bin(plan))]
-
-    def _by_bin(self, plan: WritePlan) -> Iterator[tuple[int, bytes | None]]:
-        """Cells of one bin after the other, with at most so many bytes of them in memory."""
-        held: dict[int, list[bytes]] = defaultdict(list)
-        pieces: dict[int, list[str]] = defaultdict(list)
-        again = Spooled(self.sink.fork())
-        nbytes = 0
-        for number, cells in share_cells(plan, self._batches()):
-            held[number].append(cells)
-            nbytes += len(cells)
-            if nbytes > self.sink.options.buffer_bytes:
-                for waiting, several in held.items():
-                    pieces[waiting].append(again.put(PICKLE.dumps(several)))
-                held.clear()
-                nbytes = 0
-        for number in range(len(plan.bins)):
-            yield number, None  # bins without rows are written, too
-            for name in pieces[number]:
-                yield from ((number, cells) for cells in PICKLE.loads(again.piece(name)))
-            yield from ((number, cells) for cells in held.pop(number, ()))
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows; a piece at a time is in memory."""
-        for one in self.spooled:
-            for name in one.pieces:
-                yield from feather.read_table(pa.BufferReader(one.piece(name))).to_batches()
 
 
 # --- Spark's writers -------------------------------------------------------------------------

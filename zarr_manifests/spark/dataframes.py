@@ -369,7 +369,7 @@ def write_rows(
             plan = plan_write(session, options, rows, parallelism)
             if plan is not None:
                 let_others_open(session)
-                done = rows.write(plan, session.fork())
+                done = rows.fill(plan, session.fork())
                 session.merge(*(fork for fork, _ in done))
             if txn is None and not session.status():
                 return WriteReport(snapshot_id=None)
@@ -434,7 +434,7 @@ class _FrameRows:
             found[dim] = mine[dim].combine_chunks().cast(self.columns.field(dim).type)
         return found
 
-    def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
+    def fill(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
         """Write the cells of a plan; what each task returns."""
         bins, rows = len(plan.bins), self.frame.select(*(f"`{name}`" for name in plan.columns))
         shares = mapped(rows, partial(_shares, plan), "bin bigint, cells binary")

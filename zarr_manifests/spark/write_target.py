@@ -137,7 +137,7 @@ class Rows(Protocol):
     def labels(self, dims: Sequence[str]) -> Mapping[str, pa.Array]:
         """The distinct values of these columns."""
 
-    def write(self, plan: WritePlan, fork: Fork) -> Sequence[tuple[Fork, int]]:
+    def fill(self, plan: WritePlan, fork: Fork) -> Sequence[tuple[Fork, int]]:
         """Write the cells of a plan; what each task returns (see `write_cells`)."""
 
 
