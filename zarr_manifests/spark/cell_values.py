@@ -204,15 +204,13 @@ def check_fits(name: str, column: pa.DataType, known: npt.NDArray[Any], what: st
 def _tolerance(name: str, given: Any, labels: np.dtype[Any]) -> Any:
     if given is None:
         return None
-    if labels.kind == "O":
-        raise InvalidArgumentError(f"labels of {name!r} are text, so tolerance cannot be used")
-    try:
-        found: Any = np.timedelta64(given, "us") if labels.kind in "mM" else float(given)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{given!r} is not a tolerance for {name!r}: {error}") from None
-    if not found >= 0 * found:  # which NaN and infinity are not, either
+    found: Any = None
+    with suppress(TypeError, ValueError):
+        found = np.timedelta64(given, "us") if labels.kind in "mM" else float(given)
+    if labels.kind == "O" or found is None or not found >= 0 * found:  # as NaN and infinity
         raise InvalidArgumentError(
-            f"{given!r} is not a tolerance for {name!r}: it must be 0 or more"
+            f"{given!r} is not a tolerance for {name!r}: it is a number from 0 on, for times a "
+            "timedelta, and texts have none"
         )
     return found
 

@@ -305,7 +305,7 @@ def metadata_table(
         for box in batches([(meta.grid, total.chunks)], _REFS_PER_TASK)
     )
     at = repository.storage, session.snapshot_id
-    left = None if lease is None else LeftLease.leave(*at, lease)
+    left = None if lease is None else LeftLease(*at, lease).left()
     numbers = spark.range(0, len(boxes), 1, max(len(boxes), 1))
     return numbers.mapInArrow(partial(_chunks, at, boxes, left), from_arrow_schema(_CHUNKS))
 

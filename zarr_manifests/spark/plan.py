@@ -231,15 +231,14 @@ def _columns(
 
 
 def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
-    seen: dict[str, str] = {}
-    for column in columns:
-        name = column.name if case_sensitive else column.name.lower()
-        if name in seen:
+    names = [each.name if case_sensitive else each.name.lower() for each in columns]
+    for name in names:
+        alike = [each.name for each, own in zip(columns, names, strict=True) if own == name]
+        if len(alike) > 1:
             raise InvalidArgumentError(
-                f"the columns {seen[name]!r} and {column.name!r} are the same to Spark; leave one "
+                f"the columns {' and '.join(map(repr, alike))} are the same to Spark; leave one "
                 "out with variables=[...], or set spark.sql.caseSensitive to true"
             )
-        seen[name] = column.name
 
 
 def _axes(

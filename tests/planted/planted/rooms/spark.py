@@ -56,7 +56,7 @@ FAULTS = [
     Fault(
         "late-tasks-renew-no-lease",
         "spark/job.py",
-        "            self.leave(self.storage, self.snapshot_id, self.duration, self.since_s)\n",
+        "            self.left()\n",
         "            pass\n",
     ),
     Fault(
