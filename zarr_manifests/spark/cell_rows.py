@@ -437,14 +437,9 @@ def plan_changes(
 def _check_coordinates(repository: Repository, whole: Job, first: str, last: str) -> None:
     """Raise if a coordinate has other values now, or a variable has other dimensions."""
     try:
-        old, new = (
-            Source(
-                repository.readonly_session(each),
-                whole.group,
-                decode_times=whole.options.decode_times,
-            )
-            for each in (first, last)
-        )
+        how: Any = {"decode_times": whole.options.decode_times}
+        sessions = map(repository.readonly_session, (first, last))
+        old, new = (Source(each, whole.group, **how) for each in sessions)
     except NotFoundError as error:
         raise InvalidArgumentError(
             f"the variables were not in group {whole.group} at snapshot {first}, so their "

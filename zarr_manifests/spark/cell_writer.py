@@ -29,6 +29,7 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.cells import Bins, ordered
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_values import AlongAxis, Values, shown, to_numpy
+from zarr_manifests.spark.source import place_in
 from zarr_manifests.spark.tasks import PICKLE
 from zarr_manifests.store import workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
@@ -349,22 +350,21 @@ class _OpenBin:
         if not filled.any():
             return
         whole = part == place and bool(filled.all())
-        everywhere = _slices(place, (0,) * place.ndim)
         for target, values, variable in zip(
             targets, self._columns, self._plan.variables, strict=False
         ):
             axes, block = variable.axes, self._cut(values, part)
-            at = tuple(everywhere[axis] for axis in axes)
+            at = tuple(slice(place.lo[axis], place.hi[axis]) for axis in axes)
             if not whole:
                 there = np.array(target.array[at]).transpose(np.argsort(axes))
-                np.copyto(there[_slices(part, place.lo)], block, where=filled)
+                np.copyto(there[place_in(place, part)], block, where=filled)
                 block = there
             target[at] = np.ascontiguousarray(block.transpose(axes))
 
     def _cut(self, flat: npt.NDArray[Any], part: Box) -> npt.NDArray[Any]:
         """Some cells of the bin."""
         cells = flat.reshape(self._plan.bins.shape)
-        return np.asarray(cells[_slices(part, self._box.lo)])
+        return np.asarray(cells[place_in(self._box, part)])
 
     def _check_missing(self) -> None:
         """Refuse cells without a row that nothing can stand for.
@@ -390,9 +390,3 @@ class _OpenBin:
         raise InvalidArgumentError(
             f"there is no row for {cells}{more}: {what}. Nothing was written"
         )
-
-
-def _slices(box: Box, start: Coords) -> tuple[Any, ...]:
-    """The box as an index of an array that begins there, for a view even without axes."""
-    sides = zip(box.lo, box.hi, start, strict=True)
-    return (*(slice(lo - at, hi - at) for lo, hi, at in sides), ...)
