@@ -301,7 +301,7 @@ def test_a_tip_with_other_labels_is_a_conflict(repo: Repository) -> None:
     table = TableRows(rows)
     plan = plan_write(session, options, table)
     assert plan is not None
-    session.merge(*(fork for fork, _ in table.write(plan, session.fork())))
+    session.merge(*(fork for fork, _ in table.fill(plan, session.fork())))
     north = winds().isel(time=slice(0), lon=slice(0)).drop_vars(["time", "lon", "u"])
     zm.write(north.assign_coords(lat=north.lat + 1), repo, message="shift", mode="a")
     with pytest.raises(ConflictError, match="changed the coordinate 'lat'"):

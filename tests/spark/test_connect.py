@@ -27,7 +27,7 @@ from zarr_manifests.spark import (
     register,
     write_dataframe,
 )
-from zarr_manifests.spark.spark_session import java_home
+from zarr_manifests.spark.tasks import java_home
 
 VALUES = np.arange(200.0).reshape(20, 10)
 SETTINGS = {
@@ -75,7 +75,7 @@ def main(place: str) -> None:
 def look(spark: SparkSession, place: str) -> None:
     """Read in all ways, and write a little."""
     assert read(spark, place, where="a > 150").count() == 49
-    assert read(spark, place, engine="pandas").count() == 200
+    assert read(spark, place).count() == 200
     assert changes(spark, place, None).count() == 200
     assert explain_pruning(spark, place, where="a > 150").left_out["statistics"] == 6
     create_view(spark, "v", place)

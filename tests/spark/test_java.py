@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from zarr_manifests.errors import JavaNotFoundError
-from zarr_manifests.spark.spark_session import find_java
+from zarr_manifests.spark.tasks import find_java
 
 
 def make_java(home: Path, version: str) -> Path:

@@ -18,7 +18,7 @@ import zarr_manifests as zm
 from zarr_manifests import Repository
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedStorageError
 from zarr_manifests.spark import metadata_table
-from zarr_manifests.spark.metadata_tables import driver_table
+from zarr_manifests.spark.maintenance import driver_table
 
 NO_SPARK: Final[Any] = None
 """Where a call needs no session."""

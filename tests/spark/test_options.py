@@ -40,10 +40,14 @@ def test_options_are_arguments_in_any_case() -> None:
     due = {"lat": (-30, None), "lon": [[1, 2], 4], "t": "2024", "u": (">", 5)}
     assert read_options({"path": "w", "where": labels}) == ("w", {"where": due})
     stream = {"max-commits-per-trigger": "5", "streaming-overwrite-mode": "Skip", "keep-for": "36h"}
-    due = {"max_commits": 5, "overwrite_mode": "skip", "keep_for": timedelta(hours=36)}
+    due = {
+        "max_commits_per_trigger": 5,
+        "streaming_overwrite_mode": "skip",
+        "keep_for": timedelta(hours=36),
+    }
     assert read_options({"path": "w", **stream}) == ("w", due)
     added = {"path": "w", "start-snapshot-id": "A", "end-snapshot-id": "B"}
-    assert read_options(added) == ("w", {"start": "A", "end": "B"})
+    assert read_options(added) == ("w", {"start_snapshot_id": "A", "end_snapshot_id": "B"})
 
 
 @pytest.mark.parametrize(

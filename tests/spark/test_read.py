@@ -35,7 +35,6 @@ from zarr_manifests.spark.source import Source
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MONTHS, LATS, LONS = 24, 37, 72
-ENGINES: tuple[Any, ...] = ("arrow", "pandas")
 
 
 def winds() -> xr.Dataset:
@@ -212,12 +211,6 @@ def test_times_that_cannot_be_decoded_are_read_as_numbers(
     frame = read(spark, repo, decode_times=False, where={"TIME": (1000, None)})
     assert [tuple(row) for row in frame.collect()] == [(1096.485, 21.5)]
     assert frame.schema["TIME"].metadata["units"] == "hour since 0000-01-01 00:00:00"
-
-
-def test_both_engines_give_the_same_rows(spark: SparkSession, repo: Repository) -> None:
-    found = [cells(read(spark, repo, engine=name), "time", "lat", "lon") for name in ENGINES]
-    assert len(found[0]) == MONTHS * LATS * LONS
-    assert found[0].equals(found[1])
 
 
 def test_variables_of_fewer_dimensions_are_repeated(spark: SparkSession, tmp_path: Path) -> None:

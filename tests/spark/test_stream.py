@@ -98,15 +98,15 @@ def read_to_now(repo: Repository, **given: Any) -> tuple[ChangeStream, dict[str,
 
 def test_batches_have_as_many_commits_and_bytes_as_they_may(repo: Repository) -> None:
     ids = [append(repo, 3) for _ in range(5)]
-    reader = stream(repo, starting_snapshot="main", max_commits=2)
+    reader = stream(repo, starting_snapshot="main", max_commits_per_trigger=2)
     own = {"repository": context_of(repo).repository_id, "stream": "5"}
     start = own | {"snapshot": ids[0], "begun": ids[0], "first": False}
     found = [end["snapshot"] for end in drained(reader, start)]
     assert found == [ids[2], ids[4]]
     written = next(iter(repo.ancestry())).written["chunk-bytes"]
-    reader = stream(repo, max_bytes=3 * written)
+    reader = stream(repo, max_bytes_per_trigger=3 * written)
     assert [end["snapshot"] for end in drained(reader, start)] == [ids[3], ids[4]]
-    reader = stream(repo, max_bytes=1)
+    reader = stream(repo, max_bytes_per_trigger=1)
     assert [end["snapshot"] for end in drained(reader, start)] == ids[1:]
     reader.stop()
 
@@ -136,7 +136,7 @@ class Runs:
 
     def run(self, most: int, *, crashed: bool) -> None:
         """Start again, after a crash that lost the last batch, and read what there is."""
-        reader = stream(self.repo, max_commits=most, **self.options)
+        reader = stream(self.repo, max_commits_per_trigger=most, **self.options)
         first = reader.initialOffset()
         if crashed and self.log:
             before = self.log[-2] if len(self.log) > 1 else first
@@ -179,7 +179,7 @@ def test_batches_are_the_final_table_whatever_comes(
         repo = zm.create(f"{place}/repo")
         begun = repo.list_branches()["main"] if from_the_first_commit else None
         append(repo, 2)
-        runs = Runs(repo, {"overwrite_mode": mode, "starting_snapshot": begun})
+        runs = Runs(repo, {"streaming_overwrite_mode": mode, "starting_snapshot": begun})
         for what, i in steps:
             if what in ("run", "crash"):
                 runs.run(i, crashed=what == "crash")
@@ -208,7 +208,7 @@ def stored_cells(repo: Repository) -> set[tuple[int, float]]:
 
 
 def test_available_now_ends_at_what_was_the_head(repo: Repository) -> None:
-    reader = stream(repo, max_commits=1)
+    reader = stream(repo, max_commits_per_trigger=1)
     start = reader.initialOffset()
     middle = append(repo, 1)
     reader.prepareForTriggerAvailableNow()
@@ -224,7 +224,7 @@ def test_a_stream_begins_before_its_variables(tmp_path: Path) -> None:
         zarr.create_group(store)
     for _ in range(2):
         append(repo, 2)
-    reader = stream(repo, starting_snapshot=first, max_commits=1)
+    reader = stream(repo, starting_snapshot=first, max_commits_per_trigger=1)
     start, found = reader.initialOffset(), []
     for end in drained(reader, start):
         found.append(steps_of(reader, start, end))
@@ -295,7 +295,7 @@ def test_offsets_of_others_are_refused(repo: Repository, tmp_path: Path) -> None
 
 
 def test_columns_that_change_end_the_stream(repo: Repository) -> None:
-    reader, end = read_to_now(repo, overwrite_mode="added-only")
+    reader, end = read_to_now(repo, streaming_overwrite_mode="added-only")
     with repo.transaction(message="other type") as store:
         ds = xr.open_zarr(repo.readonly_session().store, consolidated=False).load()
         ds.astype("f4").drop_encoding().to_zarr(store, mode="w", consolidated=False)

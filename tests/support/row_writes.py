@@ -11,9 +11,8 @@ import pyarrow as pa
 import xarray as xr
 
 from zarr_manifests import Repository
-from zarr_manifests.grid import Box
 from zarr_manifests.session import Fork
-from zarr_manifests.spark.cell_writer import WritePlan, cell_bounds, share_cells, write_cells
+from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
 from zarr_manifests.spark.dataframes import write_rows
 from zarr_manifests.spark.write_target import WriteOptions
 
@@ -47,12 +46,7 @@ class TableRows:
     def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
         return {dim: self._table[dim].unique() for dim in dims}
 
-    def region(self, plan: WritePlan) -> Box:
-        found = cell_bounds(plan, self._table.to_batches(max_chunksize=self._batch))
-        assert found is not None
-        return Box(tuple(found[:, 0].tolist()), tuple((1 - found[:, 1]).tolist()))
-
-    def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
+    def fill(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
         """Of several attempts of a task the last one counts, as where Spark speculates."""
         plan, half = pickle.loads(pickle.dumps(plan)), self._table.num_rows // 2
         shares: list[Any] = [(number, None) for number in range(len(plan.bins))]
@@ -79,5 +73,5 @@ def write_table(
 ) -> int:
     """Write rows and commit; the number of cells."""
     rows = TableRows(table, batch, attempts)
-    report = write_rows(repo, WriteOptions(**asked), lambda _: rows, parallelism=parallelism)
+    report = write_rows(repo, WriteOptions(**asked), rows, parallelism=parallelism)
     return report.cells

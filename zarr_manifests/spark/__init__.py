@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from zarr_manifests.spark.cell_rows import changes, explain_pruning, read
     from zarr_manifests.spark.data_source import create_view, register
     from zarr_manifests.spark.dataframes import foreach_batch, write_dataframe
-    from zarr_manifests.spark.metadata_tables import metadata_table
-    from zarr_manifests.spark.spark_session import session
-    from zarr_manifests.spark.tasks import ingest, write_dataset
+    from zarr_manifests.spark.maintenance import metadata_table
+    from zarr_manifests.spark.tasks import ingest, session, write_dataset
 
 need(__name__, "spark", "pyspark", "pandas", "pyarrow", "xarray")
 
@@ -40,10 +39,10 @@ __getattr__ = on_demand(
     explain_pruning="cell_rows",
     foreach_batch="dataframes",
     ingest="tasks",
-    metadata_table="metadata_tables",
+    metadata_table="maintenance",
     read="cell_rows",
     register="data_source",
-    session="spark_session",
+    session="tasks",
     write_dataframe="dataframes",
     write_dataset="tasks",
 )

@@ -20,33 +20,26 @@ from functools import partial, reduce
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pyarrow.types import is_binary, is_string
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.planning.layout.leaves import batches
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.zones.skipping import comparable
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, changed_cells, resolved
-from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Job, chunks_in, with_lease
 from zarr_manifests.spark.plan import Location, ReadOptions, SparkFacts, plan_read, restrict
 from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import mapped
-from zarr_manifests.spark.worker import run, run_arrow
-
-type _Mask = npt.NDArray[np.bool_]
+from zarr_manifests.spark.worker import run_arrow
 
 CHANGE: Final = "_change"
 """The column that says what happened to a cell, with `cells="all"`."""
 _KINDS: Final = {"added": ("added",), "all": ("added", "overwritten", "rewritten", "removed")}
-_LISTED: Final = 2**20
-"""Chunks of the grid that are listed at a time."""
 
 
 def read(
@@ -64,7 +57,6 @@ def read(
     broadcast: bool = False,
     target_rows: int = 2 * 1024**2,
     max_tasks: int = 10_000,
-    engine: Literal["arrow", "pandas"] = "arrow",
     lease: timedelta | None = timedelta(days=1),
     storage_options: Mapping[str, object] | None = None,
 ) -> DataFrame:
@@ -125,9 +117,6 @@ def read(
         tasks as Spark runs at once, if there are as many chunks.
     max_tasks : int, default 10,000
         The largest number of tasks. Above it, tasks read more cells than `target_rows`.
-    engine : "arrow" or "pandas", default "arrow"
-        How workers hand rows to Spark: with `mapInArrow`, or with the slower `mapInPandas`. The
-        rows are the same.
     lease : timedelta, default 1 day
         How long to keep the snapshot, and all later ones, from being collected; tasks that begin
         late prolong it. It lasts that long even if the DataFrame is not needed any more. None takes
@@ -173,7 +162,6 @@ def read(
         broadcast=broadcast,
         target_rows=target_rows,
         max_tasks=max_tasks,
-        engine=engine,
     )
     repository = repository_of(url, storage_options)
     job = with_lease(plan_read(repository, options, SparkFacts.of(spark)), lease)
@@ -184,9 +172,8 @@ def rows(spark: SparkSession, job: Job) -> DataFrame:
     """The rows of all tasks of a job; none if it has no tasks."""
     if not job.tasks:
         return spark.createDataFrame([], job.schema)
-    engine, in_lines = job.options.engine, _in_lines(job)
-    call: Any = partial(run_arrow, in_lines=in_lines) if engine == "arrow" else run
-    task: Any = partial(call, job)
+    in_lines = _in_lines(job)
+    task: Any = partial(run_arrow, job, in_lines=in_lines)
     task.__name__ = job.name  # which the plan shows
     schema = job.schema
     if in_lines:  # numbered, as names may be alike but for case, or have dots
@@ -194,7 +181,7 @@ def rows(spark: SparkSession, job: Job) -> DataFrame:
         schema = StructType([StructField(f"c{n}", kind) for n, kind in enumerate(lists)])
         schema.add("length", IntegerType())
     # As many partitions as numbers, so that each task gets one.
-    found = mapped(spark.range(0, job.tasks, 1, job.tasks), task, schema, engine)
+    found = mapped(spark.range(0, job.tasks, 1, job.tasks), task, schema)
     return _cells_of(found, job) if in_lines else found
 
 
@@ -205,7 +192,7 @@ def _in_lines(job: Job) -> bool:
     would make lines too large.
     """
     fixed = not any(is_string(each.arrow) or is_binary(each.arrow) for each in job.variables)
-    long = job.options.engine == "arrow" and job.options.layout == "long"
+    long = job.options.layout == "long"
     return bool(long and fixed and job.dimensions and job.variables)
 
 
@@ -234,7 +221,7 @@ def explain_pruning(
 ) -> ChunkSelection:
     r"""Tell which chunks a read with these options would read, and why it leaves out the others.
 
-    No chunk of a variable is read, but the lists of their chunks are, piece by piece.
+    No chunk of a variable is read, but the lists of their chunks are.
 
     Parameters
     ----------
@@ -266,32 +253,44 @@ def explain_pruning(
     job = plan_read(repository, asked, SparkFacts.of(spark), selections)
     session = repository.readonly_session(job.snapshot_id)
     source, path = Source(session, job.group, decode_times=False), job.group.rstrip("/")
-    names = [column.name for column in job.variables]
+    names, dims = ([each.name for each in some] for some in (job.variables, job.dimensions))
     compared = [name for name in names if job.where and name in job.where.columns]
     judged = names if asked.nan == "drop" else compared
-    boxes, grid = job.chunks(), job.grid
-    selected, in_range = chunks_in(boxes), math.prod(len(axis.chunks) for axis in job.scan.axes)
-    nbytes = selected_bytes = by_statistics = 0
-    for region in batches([(grid, grid.size)], _LISTED):
-        read, there = _read(boxes, region), np.zeros(region.size, np.bool_)
-        for name in names:
-            index, sizes, due = _stored(session, source, job, name, region)
-            nbytes += int(sizes.sum())
-            selected_bytes += int(sizes[read[index]].sum())
-            there[index] |= due & (name in judged)
-        by_statistics += int((there & ~read).sum())
+    boxes, grid, axes = job.chunks(), job.grid, job.scan.axes
+    parts = [] if job.parts is None else [Box(tuple(lo), tuple(hi)) for lo, hi in boxes.tolist()]
+    none = np.empty(0, np.int64)
+    chosen = np.concatenate([none, *(each.carried(np.arange(each.size), grid) for each in parts)])
+    left = [none]
+    nbytes = selected_bytes = 0
+    for name in names:
+        refs = session.chunk_refs(f"{path}/{name}")
+        # A chunk with fewer dimensions counts as the first of those that it is repeated in.
+        coords = np.zeros((len(refs), len(dims)), np.int64)
+        sides = zip(source.dims[name], source.stored_chunk_shape(name), strict=True)
+        for number, (dim, length) in enumerate(sides):
+            axis = dims.index(dim)
+            coords[:, axis] = refs.coords[:, number] * length // axes[axis].chunk
+        numbers, in_range = grid.ravel(coords), np.ones(len(refs), np.bool_)
+        for number, along in enumerate(axes):
+            in_range &= np.isin(coords[:, number], along.chunks)
+        read = in_range if job.parts is None else np.isin(numbers, chosen)
+        nbytes += int(refs.length.sum())
+        selected_bytes += int(refs.length[read].sum())
+        left += [numbers[in_range & ~read]] if name in judged else []
+    selected, ranged = chunks_in(boxes), math.prod(len(axis.chunks) for axis in axes)
+    by_statistics = len(np.unique(np.concatenate(left)))
     return ChunkSelection(
         path=f"{path}/{','.join(names)}",
         where=job.where.sql if job.where else "TRUE",
         shape=job.shape,
-        chunk_shape=tuple(axis.chunk for axis in job.scan.axes),
-        dimensions=tuple(column.name for column in job.dimensions),
+        chunk_shape=tuple(axis.chunk for axis in axes),
+        dimensions=tuple(dims),
         boxes=boxes,
         selected=selected,
         left_out={
-            "range": grid.size - in_range,
+            "range": grid.size - ranged,
             "statistics": by_statistics,
-            "absence": in_range - selected - by_statistics,
+            "absence": ranged - selected - by_statistics,
         },
         unknown=max((each.unknown for each in selections), default=0),
         bytes=nbytes,
@@ -299,45 +298,6 @@ def explain_pruning(
         reasons={sql: n for each in selections for sql, n in each.reasons.items()},
         data=tuple(f"{path}/{name}" for name in compared),
     )
-
-
-def _read(boxes: IndexArray, region: Box) -> _Mask:
-    """Which chunks of a region are in the boxes."""
-    lo = np.maximum(boxes[:, 0], region.lo) - region.lo
-    hi = np.minimum(boxes[:, 1], region.hi) - region.lo
-    near = (lo < hi).all(axis=1)
-    found = np.zeros(region.shape, np.bool_)
-    for start, stop in zip(lo[near].tolist(), hi[near].tolist(), strict=True):
-        found[tuple(map(slice, start, stop))] = True
-    return found.ravel()
-
-
-def _stored(
-    session: Session, source: Source, job: Job, name: str, region: Box
-) -> tuple[IndexArray, IndexArray, _Mask]:
-    """A variable's stored chunks in a region of the read's grid, and their bytes.
-
-    Also which of them have cells that coordinates select.
-
-    A chunk of a variable with fewer dimensions counts as the first of those that it is repeated
-    in.
-    """
-    dims, chunk = [column.name for column in job.dimensions], [a.chunk for a in job.scan.axes]
-    axes = [dims.index(dim) for dim in source.dims[name]]
-    cells = [
-        (region.lo[axis] * chunk[axis], min(region.hi[axis] * chunk[axis], job.shape[axis]))
-        for axis in axes
-    ]
-    refs = session.chunk_refs(f"{source.group.rstrip('/')}/{name}", cells=cells)
-    coords = np.zeros((len(refs), len(dims)), np.int64)
-    sides = zip(axes, source.stored_chunk_shape(name), strict=True)
-    for number, (axis, length) in enumerate(sides):
-        coords[:, axis] = refs.coords[:, number] * length // chunk[axis]
-    here = ((coords >= region.lo) & (coords < region.hi)).all(axis=1)
-    coords, due = coords[here], np.ones(int(here.sum()), np.bool_)
-    for number, along in enumerate(job.scan.axes):
-        due &= np.isin(coords[:, number], along.chunks)
-    return region.ravel(coords), np.asarray(refs.length, np.int64)[here], due
 
 
 # --- what changed --------------------------------------------------------------------------------
@@ -351,14 +311,9 @@ def changes(
     variables: str | Sequence[str] | None = None,
     *,
     cells: Literal["added", "all"] = "added",
-    group: str = "/",
-    where: Any = None,
-    nan: Literal["null", "keep", "drop"] = "null",
-    decode_times: bool = True,
-    target_rows: int = 2 * 1024**2,
-    max_tasks: int = 10_000,
     lease: timedelta | None = timedelta(days=1),
     storage_options: Mapping[str, object] | None = None,
+    **options: Any,
 ) -> DataFrame:
     """Read the cells that changed from one snapshot to a later one, one row per cell.
 
@@ -381,15 +336,15 @@ def changes(
         `end` are added.
     end : str, default "main"
         Likewise; `start` must be in its history.
-    variables, group, where, nan, decode_times, target_rows, max_tasks, lease
+    variables, lease, storage_options
         As for `read`.
     cells : "added" or "all", default "added"
         With `all` there is one more column, `_change`. It is `added`; `overwritten`, where a chunk
         was written again or deleted; `rewritten`, where a chunk was written again only to append to
         it, so that its cells may have the values they had; or `removed`, with the values that a
         cell had at `start`.
-    storage_options : mapping, optional
-        Options of `zarr_manifests.storage.from_url` for the path or URL.
+    **options
+        The other options of `read` but `version` and `layout`, such as `group`, `where` or `nan`.
 
     Returns
     -------
@@ -417,17 +372,9 @@ def changes(
     if cells not in _KINDS:
         listed = ", ".join(map(repr, _KINDS))
         raise InvalidArgumentError(f"cells cannot be {cells!r}; known: {listed}")
-    options = ReadOptions(
-        variables=variables,
-        group=group,
-        where=where,
-        nan=nan,
-        decode_times=decode_times,
-        target_rows=target_rows,
-        max_tasks=max_tasks,
-    )
+    asked = ReadOptions(variables=variables, **options)
     repository = repository_of(url, storage_options)
-    jobs = plan_changes(repository, options, SparkFacts.of(spark), start, end, _KINDS[cells])
+    jobs = plan_changes(repository, asked, SparkFacts.of(spark), start, end, _KINDS[cells])
     frames = []
     for kind, job in jobs.items():
         part = rows(spark, with_lease(job, lease))
@@ -452,9 +399,9 @@ def plan_changes(
     ManifestsError
         As for `changes`.
     """
-    if options.layout != "long":
+    if options.layout != "long" or options.version is not None:
         raise InvalidArgumentError(
-            f"changes has one row for each cell; only read takes layout={options.layout!r}"
+            "changes has a row for each cell, from start to end: only read takes layout and version"
         )
     last = resolved(repository, end)
     options = replace(options, version=last)
@@ -490,14 +437,9 @@ def plan_changes(
 def _check_coordinates(repository: Repository, whole: Job, first: str, last: str) -> None:
     """Raise if a coordinate has other values now, or a variable has other dimensions."""
     try:
-        old, new = (
-            Source(
-                repository.readonly_session(each),
-                whole.group,
-                decode_times=whole.options.decode_times,
-            )
-            for each in (first, last)
-        )
+        how: Any = {"decode_times": whole.options.decode_times}
+        sessions = map(repository.readonly_session, (first, last))
+        old, new = (Source(each, whole.group, **how) for each in sessions)
     except NotFoundError as error:
         raise InvalidArgumentError(
             f"the variables were not in group {whole.group} at snapshot {first}, so their "

@@ -25,6 +25,8 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting import decoded
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
+_FITTING: Final = {"b": "biuf", "i": "biuf", "u": "biuf", "f": "biuf", "M": "M", "m": "m", "O": "O"}
+"""The kinds of values that can be those of each kind."""
 _PACKING: Final = frozenset(("scale_factor", "add_offset"))
 
 
@@ -126,7 +128,7 @@ class AlongAxis:
         if labels.dtype.kind == "O" and size and hasattr(labels[0], "calendar"):
             dates: list[Any] = labels.tolist()
             labels = np.array([date.isoformat() for date in dates], object)
-        check_comparable(name, labels, column)
+        check_fits(name, column, labels, "the labels of that dimension")
         if labels.dtype.kind in "biu" and not types.is_integer(column):
             whole, labels = labels, labels.astype(np.float64)
             if not _same_numbers(whole, labels).all():
@@ -182,44 +184,33 @@ def _widened(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return labels.astype(wide.get(labels.dtype.kind, half), copy=False)
 
 
-def check_comparable(name: str, labels: npt.NDArray[Any], column: pa.DataType) -> None:
-    """Refuse a column whose values cannot be compared with the labels of the dimension.
+def check_fits(name: str, column: pa.DataType, known: npt.NDArray[Any], what: str) -> None:
+    """Refuse a column whose values cannot be what there is already.
 
     Raises
     ------
     InvalidArgumentError
         If they cannot.
     """
-    of_bytes = labels.dtype.kind == "O" and len(labels) and isinstance(labels[0], bytes)
-    known = {
-        "M": (types.is_timestamp, "times"),
-        "m": (types.is_duration, "durations"),
-        "O": (types.is_binary if of_bytes else types.is_string, "texts"),
-    }
-    fits, what = known.get(labels.dtype.kind, (_is_number, "numbers"))
-    if not fits(column):
+    kind = known.dtype.kind
+    texts = kind == "O" and known.size and isinstance(known[0], bytes) != types.is_binary(column)
+    if texts or to_numpy(pa.array([], column)).dtype.kind not in _FITTING.get(kind, "O"):
+        words = {"M": "times", "m": "durations", "O": "texts"}.get(kind, "numbers")
         raise InvalidArgumentError(
-            f"the column {name!r} is of type {column}, and the labels of that dimension are "
-            f"{what}; cast the column"
+            f"the column {name!r} is of type {column}, and {what} are {words}; cast the column"
         )
-
-
-def _is_number(column: pa.DataType) -> bool:
-    return bool(types.is_integer(column) or types.is_floating(column) or types.is_decimal(column))
 
 
 def _tolerance(name: str, given: Any, labels: np.dtype[Any]) -> Any:
     if given is None:
         return None
-    if labels.kind == "O":
-        raise InvalidArgumentError(f"labels of {name!r} are text, so tolerance cannot be used")
-    try:
-        found: Any = np.timedelta64(given, "us") if labels.kind in "mM" else float(given)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{given!r} is not a tolerance for {name!r}: {error}") from None
-    if not found >= 0 * found:  # which NaN and infinity are not, either
+    found: Any = None
+    with suppress(TypeError, ValueError):
+        found = np.timedelta64(given, "us") if labels.kind in "mM" else float(given)
+    if labels.kind == "O" or found is None or not found >= 0 * found:  # as NaN and infinity
         raise InvalidArgumentError(
-            f"{given!r} is not a tolerance for {name!r}: it must be 0 or more"
+            f"{given!r} is not a tolerance for {name!r}: it is a number from 0 on, for times a "
+            "timedelta, and texts have none"
         )
     return found
 

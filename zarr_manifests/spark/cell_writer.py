@@ -29,6 +29,7 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Bins, ordered
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_values import AlongAxis, Values, shown, to_numpy
+from zarr_manifests.spark.source import place_in
 from zarr_manifests.spark.tasks import PICKLE
 from zarr_manifests.store import workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
@@ -59,6 +60,8 @@ class WritePlan:
         The length of each dimension.
     bins : Bins
         The cells that are written.
+    cell_bytes : int
+        About how many bytes a cell takes in memory, with whether it is filled.
     tasks : int
         How many tasks write them.
     missing : str
@@ -73,6 +76,7 @@ class WritePlan:
     variables: tuple[Values, ...]
     shape: Coords
     bins: Bins
+    cell_bytes: int
     tasks: int
     missing: str
     order_by: str | None
@@ -84,12 +88,6 @@ class WritePlan:
         own = [axis.name for axis in self.along] + [one.name for one in self.variables]
         return own if self.order_by is None else [*own, self.order_by]
 
-    @property
-    def cell_bytes(self) -> int:
-        """About how many bytes a cell takes in memory, with whether it is filled."""
-        ordered_by = 0 if self.order_by is None else 8
-        return sum(one.itemsize for one in self.variables) + 1 + ordered_by
-
     def cell(self, position: Iterable[int]) -> str:
         """A cell by its labels, for messages."""
         pairs = zip(self.along, position, strict=True)
@@ -97,23 +95,6 @@ class WritePlan:
 
 
 # --- from rows to cells ----------------------------------------------------------------------
-
-
-def cell_bounds(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> IndexArray | None:
-    """The smallest and the negated largest position of rows on each axis; None without rows.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If rows have no cell.
-    """
-    found: IndexArray | None = None
-    for batch in batches:
-        if batch.num_rows:
-            places = _places_of(plan, batch)
-            ends = np.array([(at.min(), -at.max()) for at in places], np.int64).reshape(-1, 2)
-            found = ends if found is None else np.minimum(found, ends)
-    return found
 
 
 def share_cells(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
@@ -369,22 +350,21 @@ class _OpenBin:
         if not filled.any():
             return
         whole = part == place and bool(filled.all())
-        everywhere = _slices(place, (0,) * place.ndim)
         for target, values, variable in zip(
             targets, self._columns, self._plan.variables, strict=False
         ):
             axes, block = variable.axes, self._cut(values, part)
-            at = tuple(everywhere[axis] for axis in axes)
+            at = tuple(slice(place.lo[axis], place.hi[axis]) for axis in axes)
             if not whole:
                 there = np.array(target.array[at]).transpose(np.argsort(axes))
-                np.copyto(there[_slices(part, place.lo)], block, where=filled)
+                np.copyto(there[place_in(place, part)], block, where=filled)
                 block = there
             target[at] = np.ascontiguousarray(block.transpose(axes))
 
     def _cut(self, flat: npt.NDArray[Any], part: Box) -> npt.NDArray[Any]:
         """Some cells of the bin."""
         cells = flat.reshape(self._plan.bins.shape)
-        return np.asarray(cells[_slices(part, self._box.lo)])
+        return np.asarray(cells[place_in(self._box, part)])
 
     def _check_missing(self) -> None:
         """Refuse cells without a row that nothing can stand for.
@@ -410,9 +390,3 @@ class _OpenBin:
         raise InvalidArgumentError(
             f"there is no row for {cells}{more}: {what}. Nothing was written"
         )
-
-
-def _slices(box: Box, start: Coords) -> tuple[Any, ...]:
-    """The box as an index of an array that begins there, for a view even without axes."""
-    sides = zip(box.lo, box.hi, start, strict=True)
-    return (*(slice(lo - at, hi - at) for lo, hi, at in sides), ...)

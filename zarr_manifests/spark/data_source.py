@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
@@ -49,7 +50,6 @@ from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import Box
 from zarr_manifests.planning.conflict.admission import Txn
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
@@ -59,7 +59,6 @@ from zarr_manifests.spark.dataframes import (
     QUERY_ID,
     WriteReport,
     batch_txn,
-    columns_as_there,
     write_rows,
 )
 from zarr_manifests.spark.job import Job, with_lease
@@ -69,7 +68,6 @@ from zarr_manifests.spark.stream import ChangeStream, StreamOptions, same_column
 from zarr_manifests.spark.tasks import PICKLE
 from zarr_manifests.spark.worker import JobReader, briefly
 from zarr_manifests.spark.write_target import WriteOptions, plan_write
-from zarr_manifests.versions import HEADS
 
 _LOG = logging.getLogger(__name__)
 _LEASE: Final = timedelta(days=1)
@@ -153,10 +151,6 @@ class ManifestsDataSource(DataSource):
 
     facts: ClassVar[SparkFacts] = SparkFacts()
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(dict(options))
-        self._planned: _Planned | None = None
-
     @classmethod
     def name(cls) -> str:
         """The name of the format."""
@@ -165,24 +159,22 @@ class ManifestsDataSource(DataSource):
     @briefly()
     def schema(self) -> StructType:
         """The columns, as `read` has them."""
-        return self._plan().job.schema
+        return self._planned.job.schema
 
-    def _plan(self) -> _Planned:
-        if self._planned is None:
-            location, arguments = read_options(self.options)
-            changes, stream = taken(arguments, CHANGES), taken(arguments, STREAM)
-            # A stream holds its own.
-            lease = arguments.pop("lease", None if stream else _LEASE)
-            repository = _opened(location, arguments)
-            options = ReadOptions(**arguments)
-            if changes:
-                start, end = changes["start"], changes.get("end", "main")
-                job = plan_changes(repository, options, self.facts, start, end)["added"]
-            else:
-                job = plan_read(repository, options, self.facts)
-            job = with_lease(job, lease)
-            self._planned = _Planned(repository, changes, stream, job)
-        return self._planned
+    @cached_property
+    def _planned(self) -> _Planned:
+        location, arguments = read_options(self.options)
+        changes, stream = taken(arguments, CHANGES), taken(arguments, STREAM)
+        # A stream holds its own.
+        lease = arguments.pop("lease", None if stream else _LEASE)
+        repository = _opened(location, arguments)
+        options = ReadOptions(**arguments)
+        if changes:
+            ends = changes["start_snapshot_id"], changes.get("end_snapshot_id", "main")
+            job = plan_changes(repository, options, self.facts, *ends)["added"]
+        else:
+            job = plan_read(repository, options, self.facts)
+        return _Planned(repository, changes, stream, with_lease(job, lease))
 
     @briefly()
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -193,7 +185,7 @@ class ManifestsDataSource(DataSource):
         InvalidArgumentError
             If the caller has given a schema, or options of a stream.
         """
-        if self._planned is None:
+        if "_planned" not in vars(self):
             raise InvalidArgumentError(
                 f"with the schema {schema.simpleString()[:200]}, Spark would choose the snapshot "
                 "anew for each query: leave it out, and choose columns by the option variables"
@@ -213,7 +205,7 @@ class ManifestsDataSource(DataSource):
         InvalidArgumentError
             If the caller has given another schema, or options name one snapshot.
         """
-        asked = self._plan()
+        asked = self._planned
         own = asked.job.schema
         if not same_columns(schema, own):
             raise InvalidArgumentError(
@@ -240,12 +232,12 @@ class ManifestsDataSource(DataSource):
         if overwrite:
             # As everywhere in Spark: what has no row is not there afterwards.
             arguments.pop("append_dim", None)  # of a view that rows are appended to, too
-            arguments = {"mode": "overwrite-region"} | arguments
+            arguments = {"mode": "overwrite-region", "region": {}} | arguments
         sink = _BatchSink.of(location, arguments, schema, self.facts)
         sink.options.txn()
         # What can be tried before there are rows; nothing is written.
         with sink.repository.writable_session(sink.options.branch) as session:
-            plan_write(session, sink.options, _SpooledRows(sink, []))
+            plan_write(session, sink.options, sink)
         return sink
 
     @briefly()
@@ -301,11 +293,14 @@ class Sink:
         The columns of the rows.
     options : WriteOptions
         The arrays, and how rows become their cells.
+    spooled : sequence of Spooled
+        The rows of all tasks, which the process that commits writes.
     """
 
     repository: Repository
     columns: pa.Schema
     options: WriteOptions
+    spooled: Sequence[Spooled] = ()
 
     @classmethod
     def of(
@@ -333,9 +328,6 @@ class Sink:
                 )
         arguments = {"target": arguments.pop("group", "/")} | arguments
         options = WriteOptions(**arguments, max_tasks=1, time_zone=facts.time_zone)
-        with repository.readonly_session(HEADS + options.branch) as session:
-            names = columns_as_there(columns.names, session, options, facts)
-        columns = pa.schema([f.with_name(n) for f, n in zip(columns, names, strict=True)])
         return cls(repository=repository, columns=columns, options=options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Spooled:
@@ -372,10 +364,49 @@ class Sink:
 
     def land(self, spooled: Sequence[Spooled], txn: Txn | None) -> WriteReport:
         """Write the rows to chunks and commit them, on top of what others have committed."""
-        rows = _SpooledRows(self, spooled)
-        report = write_rows(self.repository, self.options, lambda _: rows, txn)
+        rows = replace(self, spooled=spooled)
+        report = write_rows(self.repository, self.options, rows, txn)
         _LOG.info("%s: %s", self.repository.storage.url, report)
         return report
+
+    def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
+        """The distinct values of these columns."""
+        found = {}
+        for dim in dims:
+            kind = self.columns.field(dim).type
+            parts = [one.labels[dim].cast(kind) for one in self.spooled if one.pieces]
+            found[dim] = pa.chunked_array(parts, kind).unique()
+        return found
+
+    def fill(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
+        """Write the cells of a plan."""
+        return [write_cells(plan, fork, self._by_bin(plan))]
+
+    def _by_bin(self, plan: WritePlan) -> Iterator[tuple[int, bytes | None]]:
+        """Cells of one bin after the other, with at most so many bytes of them in memory."""
+        held: dict[int, list[bytes]] = defaultdict(list)
+        pieces: dict[int, list[str]] = defaultdict(list)
+        again = Spooled(self.fork())
+        nbytes = 0
+        for number, cells in share_cells(plan, self._batches()):
+            held[number].append(cells)
+            nbytes += len(cells)
+            if nbytes > self.options.buffer_bytes:
+                for waiting, several in held.items():
+                    pieces[waiting].append(again.put(PICKLE.dumps(several)))
+                held.clear()
+                nbytes = 0
+        for number in range(len(plan.bins)):
+            yield number, None  # bins without rows are written, too
+            for name in pieces[number]:
+                yield from ((number, cells) for cells in PICKLE.loads(again.piece(name)))
+            yield from ((number, cells) for cells in held.pop(number, ()))
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows; a piece at a time is in memory."""
+        for one in self.spooled:
+            for name in one.pieces:
+                yield from feather.read_table(pa.BufferReader(one.piece(name))).to_batches()
 
 
 # --- spooled rows ----------------------------------------------------------------------------
@@ -426,62 +457,6 @@ def _serialized(batches: Sequence[pa.RecordBatch]) -> bytes:
     sink = pa.BufferOutputStream()
     feather.write_feather(pa.Table.from_batches(batches), sink, "lz4")
     return bytes(sink.getvalue())
-
-
-@dataclass(frozen=True, slots=True)
-class _SpooledRows:
-    """The rows of all tasks, which this process writes."""
-
-    sink: Sink
-    spooled: Sequence[Spooled]
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The columns of the rows."""
-        return self.sink.columns
-
-    def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
-        """The distinct values of these columns."""
-        found = {}
-        for dim in dims:
-            kind = self.columns.field(dim).type
-            parts = [one.labels[dim].cast(kind) for one in self.spooled if one.pieces]
-            found[dim] = pa.chunked_array(parts, kind).unique()
-        return found
-
-    def region(self, plan: WritePlan) -> Box:
-        """All cells."""
-        return plan.bins.region
-
-    def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
-        """Write the cells of a plan."""
-        return [write_cells(plan, fork, self._by_bin(plan))]
-
-    def _by_bin(self, plan: WritePlan) -> Iterator[tuple[int, bytes | None]]:
-        """Cells of one bin after the other, with at most so many bytes of them in memory."""
-        held: dict[int, list[bytes]] = defaultdict(list)
-        pieces: dict[int, list[str]] = defaultdict(list)
-        again = Spooled(self.sink.fork())
-        nbytes = 0
-        for number, cells in share_cells(plan, self._batches()):
-            held[number].append(cells)
-            nbytes += len(cells)
-            if nbytes > self.sink.options.buffer_bytes:
-                for waiting, several in held.items():
-                    pieces[waiting].append(again.put(PICKLE.dumps(several)))
-                held.clear()
-                nbytes = 0
-        for number in range(len(plan.bins)):
-            yield number, None  # bins without rows are written, too
-            for name in pieces[number]:
-                yield from ((number, cells) for cells in PICKLE.loads(again.piece(name)))
-            yield from ((number, cells) for cells in held.pop(number, ()))
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows; a piece at a time is in memory."""
-        for one in self.spooled:
-            for name in one.pieces:
-                yield from feather.read_table(pa.BufferReader(one.piece(name))).to_batches()
 
 
 # --- Spark's writers -------------------------------------------------------------------------

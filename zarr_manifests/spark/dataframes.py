@@ -17,7 +17,6 @@ from functools import partial
 from itertools import batched
 from typing import Any, Final, Literal
 
-import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
@@ -30,24 +29,15 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     TransactionAlreadyCommitted,
 )
-from zarr_manifests.grid import Box
-from zarr_manifests.keys import split
 from zarr_manifests.planning.conflict.admission import Txn
 from zarr_manifests.repositories import let_others_open, write_into
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Fork, Session, commits_of
-from zarr_manifests.spark.cell_writer import WritePlan, cell_bounds, share_cells, write_cells
-from zarr_manifests.spark.plan import (
-    Location,
-    SparkFacts,
-    check_shared,
-    shared_repository,
-    spelled,
-)
-from zarr_manifests.spark.tasks import PICKLE, RESULT, mapped, results, returned
+from zarr_manifests.session import Fork, commits_of
+from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
+from zarr_manifests.spark.plan import Location, SparkFacts, check_shared, shared_repository
+from zarr_manifests.spark.tasks import PICKLE, mapped, results
 from zarr_manifests.spark.write_target import Rows, WriteOptions, plan_write
 from zarr_manifests.storage.url import storage_of
-from zarr_manifests.store import contents_of
 
 QUERY_ID: Final = "sql.streaming.queryId"
 """The local property of Spark that names the query of a batch."""
@@ -361,14 +351,11 @@ def batch_txn(app: str | None, query_id: str | None, number: int) -> Txn:
 def write_rows(
     repository: Repository,
     options: WriteOptions,
-    rows_for: Callable[[Session], Rows],
+    rows: Rows,
     txn: Txn | None = None,
     parallelism: int = 1,
 ) -> WriteReport:
-    """Write rows and commit them; again, if others have changed what it is planned on.
-
-    Rows are as the session sees them that they are written to.
-    """
+    """Write rows and commit them; again, if others have changed what it is planned on."""
     message = options.message
     if message is None:
         message = f"{options.mode} rows to /{options.target.strip('/')}"
@@ -378,12 +365,11 @@ def write_rows(
         session = repository.writable_session(options.branch)
         try:
             commits_of(session).begin(txn)
-            rows = rows_for(session)
             done: Sequence[tuple[Fork, int]] = ()
             plan = plan_write(session, options, rows, parallelism)
             if plan is not None:
                 let_others_open(session)
-                done = rows.write(plan, session.fork())
+                done = rows.fill(plan, session.fork())
                 session.merge(*(fork for fork, _ in done))
             if txn is None and not session.status():
                 return WriteReport(snapshot_id=None)
@@ -407,19 +393,6 @@ def write_rows(
             session.close()
 
 
-def columns_as_there(
-    columns: Sequence[str], session: Session, options: WriteOptions, facts: SparkFacts
-) -> list[str]:
-    """The columns as the options and the arrays that are there spell them."""
-    contents, path = contents_of(session.store), options.target.strip("/")
-    node = contents.node(path)
-    group = path if node is not None and node.array is None else split(path)[0]
-    there = [split(at)[1] for at in contents.members(group)]
-    order = [] if options.order_by is None else [options.order_by]
-    spelling = spelled(columns, [*there, split(path)[1], *options.dims, *order], facts)
-    return [spelling[name] for name in columns]
-
-
 # --- rows of a DataFrame ---------------------------------------------------------------------
 
 
@@ -428,11 +401,7 @@ def _write_frame(
 ) -> WriteReport:
     facts = SparkFacts.of(df.sparkSession)
     options = replace(options, time_zone=facts.time_zone)
-
-    def rows_for(session: Session) -> Rows:
-        return _FrameRows(df.toDF(*columns_as_there(df.columns, session, options, facts)))
-
-    return write_rows(repository, options, rows_for, txn, facts.parallelism)
+    return write_rows(repository, options, _FrameRows(df), txn, facts.parallelism)
 
 
 class _FrameRows:
@@ -465,19 +434,9 @@ class _FrameRows:
             found[dim] = mine[dim].combine_chunks().cast(self.columns.field(dim).type)
         return found
 
-    def region(self, plan: WritePlan) -> Box | None:
-        """The smallest box of cells that holds the rows; None if there are no rows."""
-        rows = self._chosen([axis.name for axis in plan.along])
-        done = mapped(rows, partial(returned, partial(cell_bounds, plan)), RESULT)
-        found = [ends for ends in results(done) if ends is not None]
-        if not found:
-            return None
-        lo, hi = np.min(found, axis=0).T
-        return Box(tuple(lo.tolist()), tuple((1 - hi).tolist()))
-
-    def write(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
+    def fill(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
         """Write the cells of a plan; what each task returns."""
-        bins, rows = len(plan.bins), self._chosen(plan.columns)
+        bins, rows = len(plan.bins), self.frame.select(*(f"`{name}`" for name in plan.columns))
         shares = mapped(rows, partial(_shares, plan), "bin bigint, cells binary")
         # Every bin gets a mark, so that those without rows are written, too.
         marks = self.frame.sparkSession.range(0, bins, 1, 1)
@@ -486,11 +445,7 @@ class _FrameRows:
         parted = shares.union(marks).repartitionById(plan.tasks, task)
         if bins > plan.tasks:
             parted = parted.sortWithinPartitions("bin")
-        call = partial(returned, partial(_write_pieces, plan, fork))
-        return results(mapped(parted, call, RESULT))
-
-    def _chosen(self, names: Sequence[str]) -> DataFrame:
-        return self.frame.select(*(f"`{name}`" for name in names))
+        return results(parted, partial(_write_pieces, plan, fork))
 
 
 def _shares(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -69,9 +69,6 @@ _left_s: Final[dict[tuple[Hashable, str, timedelta], float]] = {}
 
 type Containers = tuple[tuple[str, VirtualContainer], ...]
 
-SHAPE: Final = "shape"
-"""The column with a chunk's shape, where a row is a chunk."""
-
 # As many tasks as a small cluster runs at once, where Spark does not tell.
 _CONNECT_PARALLELISM: Final = 32
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -109,7 +106,6 @@ class ReadOptions:
     broadcast: bool = False
     target_rows: int = 2 * 1024**2
     max_tasks: int = 10_000
-    engine: Literal["arrow", "pandas"] = "arrow"
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -233,7 +229,7 @@ def _chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) ->
             )
     return (
         *(Column(c.name, pa.list_(c.arrow), c.metadata) for c in dimensions),
-        Column(SHAPE, pa.list_(pa.int64()), {}),
+        Column("shape", pa.list_(pa.int64()), {}),
         *(Column(c.name, values, c.metadata) for c in variables),
     )
 
@@ -331,13 +327,10 @@ class LeftLease:
     storage: Storage
     snapshot_id: str
     duration: timedelta
-    since_s: float
+    since_s: float = 0.0
 
-    @classmethod
-    def leave(
-        cls, storage: Storage, snapshot_id: str, duration: timedelta, since_s: float = 0.0
-    ) -> LeftLease:
-        """Leave a lease, unless the last one known, or that since a moment, is not half over.
+    def left(self) -> LeftLease:
+        """The lease, which is left now, unless this or the last one known is not half over.
 
         There is one for each snapshot and duration. Where the storage refuses to be written, no
         lease is left, and the log says so.
@@ -347,18 +340,18 @@ class LeftLease:
         SnapshotExpiredError
             If the snapshot has expired.
         """
-        key = (place_of(storage), snapshot_id, duration)
-        since_s = max(since_s, _left_s.get(key, 0.0))
-        if time.time() >= since_s + _RENEWED * duration.total_seconds():
-            owner = f"Spark jobs on {snapshot_id}, {duration}"
-            repository = repositories.open(storage)
+        key = (place_of(self.storage), self.snapshot_id, self.duration)
+        since_s = max(self.since_s, _left_s.get(key, 0.0))
+        if time.time() >= since_s + _RENEWED * self.duration.total_seconds():
+            repository = repositories.open(self.storage)
+            how: Any = {"owner": f"Spark jobs on {self.snapshot_id}, {self.duration}"}
             try:
-                with repository.lease(snapshot_id, duration, owner=owner, instead=True) as lease:
+                with repository.lease(*key[1:], **how, instead=True) as lease:
                     lease.keep()
             except StorageError:
                 _LOG.warning("no lease on %s, which cannot be written", repository, exc_info=True)
             since_s = _left_s[key] = time.time()
-        return cls(storage, snapshot_id, duration, since_s)
+        return replace(self, since_s=since_s)
 
     def renew(self) -> None:
         """Leave it again, if half of its duration is over.
@@ -366,7 +359,7 @@ class LeftLease:
         A task goes on without it: what it reads may still be there, and else its error says so.
         """
         try:
-            self.leave(self.storage, self.snapshot_id, self.duration, self.since_s)
+            self.left()
         except ManifestsError:
             _LOG.warning(
                 "the lease on snapshot %s was not renewed", self.snapshot_id, exc_info=True
@@ -489,4 +482,4 @@ def with_lease(job: Job, duration: timedelta | None) -> Job:
     """
     if duration is None or not job.tasks:
         return job
-    return replace(job, lease=LeftLease.leave(job.storage, job.snapshot_id, duration))
+    return replace(job, lease=LeftLease(job.storage, job.snapshot_id, duration).left())

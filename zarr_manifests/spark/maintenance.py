@@ -7,31 +7,88 @@ Each function takes a Spark session and the repository: a path, a URL, a `Storag
 `Repository`. `storage_options` are those of `zarr_manifests.storage.from_url` for the path or URL.
 All other arguments, what is returned and what is raised are as for the method that its docstring
 names.
+
+`metadata_table` makes DataFrames of what a repository says of itself, from its history to its
+chunks. The driver makes the tables, mostly by `to_arrow` from what a repository returns. Only that
+of chunks is made by tasks: it has as many rows as the repository has chunks. Each task gets a box
+of one array's chunk grid, and the driver never has a chunk's ref.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Final, Literal, get_args, get_type_hints
 
-from pyspark.sql import SparkSession
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import zarr
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.grid import Box
+from zarr_manifests.keys import ArrayMeta, absolute
+from zarr_manifests.planning.layout.leaves import batches
 from zarr_manifests.reports import (
+    Amount,
     CollectionReport,
     CompactionReport,
+    LoggedOperation,
+    ManifestPlace,
     RewriteReport,
+    SnapshotInfo,
     StatisticsReport,
     VerifyReport,
 )
+from zarr_manifests.repositories import repository_of
+from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
-from zarr_manifests.spark.plan import Location, shared_repository
+from zarr_manifests.session import Session, estimate_of
+from zarr_manifests.spark.job import LeftLease
+from zarr_manifests.spark.plan import Location, check_shared, shared_repository
 from zarr_manifests.spark.tasks import run_tasks
+from zarr_manifests.spark.worker import briefly, opened
+from zarr_manifests.storage import Storage
+from zarr_manifests.store import contents_of
+from zarr_manifests.texts import known_as
 
 __all__ = ["compact", "compute_statistics", "garbage_collect", "rewrite_chunks", "verify"]
 
 type Options = Mapping[str, object] | None
+
+_REFS_PER_TASK: Final = 256 * 1024
+_BATCH_ROWS: Final = 64 * 1024
+_TABLES: Final = ("snapshots", "operations", "manifests", "arrays", "chunks", "statistics")
+
+_TEXT: Final = pa.string()
+_NUMBER: Final = pa.int64()
+_SHAPE: Final = pa.list_(_NUMBER)
+_COLUMNS: Final[Mapping[Any, pa.DataType]] = {
+    str: _TEXT,
+    int: _NUMBER,
+    datetime: pa.timestamp("us", tz="UTC"),
+    Mapping[str, int]: pa.map_(_TEXT, _NUMBER),
+    Mapping[str, Any]: _TEXT,  # as JSON
+}
+_ARRAYS: Final = pa.schema(
+    {"path": _TEXT, "zarr_format": pa.int32(), "dtype": _TEXT, "dimensions": pa.list_(_TEXT)}
+    | dict.fromkeys(("shape", "chunk_shape", "shard_shape"), _SHAPE)
+    | {"attributes": _TEXT, "grid_chunks": pa.decimal128(38, 0)}
+    | {"chunks": _NUMBER, "chunks_exact": pa.bool_()}
+    | {"chunk_bytes": _NUMBER, "chunk_bytes_exact": pa.bool_()}
+)
+_STATISTICS: Final = pa.schema(
+    {"path": _TEXT, "coords": _SHAPE, "low": _TEXT, "high": _TEXT}
+    | dict.fromkeys(("missing", "nan", "cells"), _NUMBER)
+)
+_CHUNKS: Final = pa.schema(
+    {"path": _TEXT, "coords": _SHAPE, "kind": _TEXT, "location": _TEXT}
+    | dict.fromkeys(("offset", "length", "crc32c"), _NUMBER)
+)
 
 
 def verify(
@@ -145,3 +202,220 @@ def rewrite_chunks(
     """
     repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
     return rewrite(repository, path, **options, run=run)
+
+
+# --- metadata tables -------------------------------------------------------------------------
+
+
+def metadata_table(
+    spark: SparkSession,
+    url: Location,
+    table: Literal["snapshots", "operations", "manifests", "arrays", "chunks", "statistics"],
+    *,
+    path: str | None = None,
+    version: str | None = None,
+    lease: timedelta | None = timedelta(days=1),
+    storage_options: Options = None,
+) -> DataFrame:
+    """Read what a repository says of itself; no chunk is read.
+
+    ============  ================================================================================
+    table         one row per
+    ============  ================================================================================
+    `snapshots`   snapshot of the history, newest first: what the commit did (`written`), and what
+                  the snapshot holds (`totals`), as in `SnapshotInfo`; `metadata` is JSON
+    `operations`  operation on branches and tags, newest first, as in `Repository.ops_log`
+    `manifests`   manifest of the base, as in `Repository.explain_manifests`
+    `arrays`      array: type, dimensions, shape, attributes (as JSON), chunks and bytes; these are
+                  upper bounds where `chunks_exact` or `chunk_bytes_exact` is false
+    `chunks`      chunk that is there: where its bytes are, and their checksum. A sharded array's
+                  chunks are its shards. `location` is an object's key or a file's URL, and null for
+                  a chunk in a manifest (`inline`)
+    `statistics`  chunk with an entry in a zone map, as in `Session.chunk_refs`: `low` and
+                  `high` bound the stored values, as text (`CAST(low AS DOUBLE)`), and are null if
+                  there are none; `missing`, `nan` and `cells` count
+    ============  ================================================================================
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A Spark session.
+    url : str, path, Storage or Repository
+        The repository. For `chunks`, Spark's workers must be able to reach it.
+    table : str
+        One of the table above.
+    path : str, optional
+        For `arrays`, `chunks` and `statistics`: only this array, or all below this group.
+    version : str, optional
+        As for `Repository.readonly_session`; `snapshots` starts there. The log of
+        operations is that of the whole repository.
+    lease : timedelta, optional
+        For `chunks`, which tasks read: how long to keep the snapshot, as for `read`. None takes
+        no lease.
+    storage_options : mapping, optional
+        Options of `zarr_manifests.storage.from_url` for the path or URL.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        At the snapshot that was current when it was made.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no such table, or an argument does not apply to it.
+    NotARepositoryError
+        If there is no repository.
+    NotFoundError
+        If the branch, tag, snapshot or path does not exist.
+    UnsupportedStorageError
+        If tasks are to read chunk refs of a repository that they cannot reach (`memory://`).
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import metadata_table, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> chunks = metadata_table(spark, "winds", "chunks", path="/u")  # doctest: +SKIP
+    >>> chunks.groupBy("location").sum("length").show()  # doctest: +SKIP
+    """
+    if table not in _TABLES:
+        raise InvalidArgumentError(f"there is no table {table!r}: {known_as(table, _TABLES)}")
+    if path is not None and table not in ("arrays", "chunks", "statistics"):
+        raise InvalidArgumentError(
+            f"the table {table} is not about arrays: leave out path, or choose the table arrays, "
+            "chunks or statistics"
+        )
+    if table == "operations" and version is not None:
+        raise InvalidArgumentError(
+            "the log of operations is that of the whole repository: leave out version, and filter "
+            "by its columns ref and at"
+        )
+    repository = repository_of(url, storage_options)
+    session = repository.readonly_session(version)
+    if table != "chunks":
+        made = driver_table(repository, session, table, path)
+        # Spark Connect cannot tell the columns of a table without rows.
+        return spark.createDataFrame(made if len(made) else [], from_arrow_schema(made.schema))
+    check_shared(repository.storage)
+    # By refs, not by the size of the grid: a large grid may have few.
+    boxes = tuple(
+        (at, box)
+        for at, meta, total in _arrays_of(session, path)
+        if total.chunks
+        for box in batches([(meta.grid, total.chunks)], _REFS_PER_TASK)
+    )
+    at = repository.storage, session.snapshot_id
+    left = None if lease is None else LeftLease(*at, lease).left()
+    numbers = spark.range(0, len(boxes), 1, max(len(boxes), 1))
+    return numbers.mapInArrow(partial(_chunks, at, boxes, left), from_arrow_schema(_CHUNKS))
+
+
+def driver_table(
+    repository: Repository, session: Session, table: str, path: str | None = None
+) -> pa.Table:
+    """Make any of the tables but `chunks`, as `metadata_table` documents them, without Spark."""
+    if table == "snapshots":
+        # Its `id` is its `snapshot_id`.
+        return to_arrow(repository.ancestry(session.snapshot_id), SnapshotInfo).drop_columns("id")
+    if table == "operations":
+        return to_arrow(repository.ops_log(), LoggedOperation)
+    if table == "manifests":
+        return to_arrow(repository.explain_manifests(session.snapshot_id).manifests, ManifestPlace)
+    arrays = _arrays_of(session, path)
+    return _arrays(session, arrays) if table == "arrays" else _statistics(session, arrays)
+
+
+def to_arrow(rows: Iterable[object], kind: type) -> pa.Table:
+    """Make a table of values of one class, with a column for each of its attributes.
+
+    Columns have the names of the dataclass's fields, or of the class's properties if it is none,
+    and the types of their annotations.
+
+    Examples
+    --------
+    >>> from zarr_manifests.reports import ManifestPlace
+    >>> from zarr_manifests.spark.maintenance import to_arrow
+    >>> table = to_arrow([ManifestPlace(None, "default", 12, 340, 1)], ManifestPlace)
+    >>> table.select(["key", "set_name", "refs"]).to_pylist()
+    [{'key': None, 'set_name': 'default', 'refs': 12}]
+    """
+    hints = get_type_hints(kind) or {
+        name: get_type_hints(found.fget)["return"]
+        for name, found in vars(kind).items()
+        if isinstance(found, property)
+    }
+    listed, columns = list(rows), {}
+    for name, hint in hints.items():
+        what = hint if hint in _COLUMNS else get_args(hint)[0]  # or None
+        values = [getattr(row, name) for row in listed]
+        if what == Mapping[str, Any]:
+            values = [_as_json(value) for value in values]
+        elif what == Mapping[str, int]:
+            values = [list(value.items()) for value in values]
+        columns[name] = pa.array(values, _COLUMNS[what])
+    return pa.table(columns)
+
+
+def _as_json(values: Mapping[str, Any]) -> str:
+    return json.dumps(dict(values), default=str, sort_keys=True)
+
+
+def _arrays_of(session: Session, path: str | None) -> list[tuple[str, ArrayMeta, Amount]]:
+    """The array at a path and all below it, with what is counted of each; reads no chunk."""
+    wanted = (path or "").strip("/")
+    found = contents_of(session.store).within(wanted)
+    if wanted and not found:
+        raise NotFoundError(f"snapshot {session.snapshot_id} has no group or array /{wanted}")
+    totals = {array.path: array.total for array in estimate_of(session).arrays}
+    arrays = sorted((absolute(at), node.array) for at, node in found.items() if node.array)
+    return [(at, meta, totals[at]) for at, meta in arrays]
+
+
+def _arrays(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]]) -> pa.Table:
+    rows = []
+    for path, meta, total in arrays:
+        array = zarr.open_array(session.store, path=path, mode="r")
+        shapes = array.shape, array.chunks, array.shards
+        kind = path, array.metadata.zarr_format, str(array.dtype), meta.dimension_names
+        sizes = total.chunks, total.chunks_exact, total.nbytes, total.nbytes_exact
+        rows.append((*kind, *shapes, _as_json(array.attrs.asdict()), meta.grid.size, *sizes))
+    made = [dict(zip(_ARRAYS.names, row, strict=True)) for row in rows]
+    return pa.Table.from_pylist(made, _ARRAYS)
+
+
+def _statistics(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]]) -> pa.Table:
+    made = []
+    for path, _, _ in arrays:
+        found = session.chunk_refs(path, statistics=True)
+        edges = np.arange(len(found) + 1, dtype=np.int32) * found.coords.shape[1]
+        coords = pa.ListArray.from_arrays(edges, found.coords.reshape(-1))
+        bounds = _texts(found.low, found.bounded), _texts(found.high, found.bounded)
+        counts = found.missing, found.nan, found.cells
+        columns = pa.repeat(found.path, len(found)), coords, *bounds, *map(pa.array, counts)
+        made.append(pa.table(columns, _STATISTICS))
+    return pa.concat_tables(made) if made else _STATISTICS.empty_table()
+
+
+def _texts(values: npt.NDArray[Any], bounded: npt.NDArray[np.bool_]) -> pa.Array:
+    if values.dtype.kind == "S":
+        # A bound may end within a character.
+        values = np.char.decode(values, "utf-8", "replace")
+    return pa.array(values.astype(str), _TEXT, mask=~bounded)
+
+
+def _chunks(
+    at: tuple[Storage, str],
+    boxes: Sequence[tuple[str, Box]],
+    lease: LeftLease | None,
+    tasks: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the tasks whose numbers are in the first column: each has one box."""
+    with briefly():
+        if lease is not None:
+            lease.renew()
+        session = opened(*at)
+        for number in (number for batch in tasks for number in batch.column(0).to_pylist()):
+            path, box = boxes[number]
+            found = session.chunk_refs(path, box).to_arrow().drop_columns("data")
+            rows = found.add_column(0, "path", pa.repeat(path, len(found)))
+            yield from rows.rename_columns(_CHUNKS.names).cast(_CHUNKS).to_batches(_BATCH_ROWS)

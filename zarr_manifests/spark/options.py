@@ -9,7 +9,7 @@ would give wrong rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -157,15 +157,6 @@ _WRITE: Final[_Options] = {
 }
 """The options that only a write has. A view that rows are inserted into has them too."""
 _ALL: Final[_Options] = {**_PLACE, **_EITHER, **_READ, **CHANGES, **STREAM, **_WRITE}
-_ARGUMENTS: Final = {
-    "start-snapshot-id": "start",
-    "end-snapshot-id": "end",
-    "max-commits-per-trigger": "max_commits",
-    "max-bytes-per-trigger": "max_bytes",
-    "streaming-overwrite-mode": "overwrite_mode",
-    "write.buffer-bytes": "buffer_bytes",
-}
-"""The arguments that have other names than their options."""
 # Of each of these, both contradict each other.
 _APART: Final = (
     *((change, other) for change in CHANGES for other in ("version", "branch")),
@@ -264,25 +255,23 @@ def _parsed(given: Mapping[str, str]) -> tuple[str, dict[str, Any], list[str]]:
             arguments[_argument(name)] = _ALL[name](text)
         except ValueError as error:
             faults.append(f"option {name!r} cannot be {shown(text)}: {error}")
-    faults += _contradictions(texts.keys())
+    for pair in _APART:
+        if {*pair} <= texts.keys():
+            faults.append(f"options {' and '.join(pair)} contradict each other: give one of them")
+    if "end-snapshot-id" in texts and "start-snapshot-id" not in texts:
+        faults.append(
+            "option end-snapshot-id needs start-snapshot-id; to read one snapshot, version"
+        )
     if faults:
         raise InvalidArgumentError("; ".join(faults))
     return location, arguments, list(texts)
 
 
 def _argument(name: str) -> str:
-    return _ARGUMENTS.get(name, name.replace("-", "_"))
+    return name.removeprefix("write.").replace("-", "_")
 
 
 def taken(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Take the arguments that the options of these names give out of those of `read_options`."""
     wanted = map(_argument, names)
     return {name: arguments.pop(name) for name in wanted if name in arguments}
-
-
-def _contradictions(known: Iterable[str]) -> Iterator[str]:
-    for pair in _APART:
-        if {*pair} <= {*known}:
-            yield f"options {' and '.join(pair)} contradict each other: give one of them"
-    if "end-snapshot-id" in known and "start-snapshot-id" not in known:
-        yield "option end-snapshot-id needs start-snapshot-id; to read one snapshot, version"

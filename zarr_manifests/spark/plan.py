@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -73,20 +73,6 @@ def check_shared(storage: Storage) -> None:
             f"{storage.url} is in the memory of this process, and Spark's tasks run in others; put "
             "the repository on a local disk or a storage they can see"
         )
-
-
-def spelled(given: Iterable[str], names: Iterable[str], facts: SparkFacts) -> dict[str, str]:
-    """Return the names as which Spark finds given ones: in any case, unless it tells cases apart.
-
-    Examples
-    --------
-    >>> from zarr_manifests.spark.plan import SparkFacts, spelled
-    >>> spelled(["LAT", "u"], ["lat", "lon"], SparkFacts())
-    {'LAT': 'lat', 'u': 'u'}
-    """
-    known = {} if facts.case_sensitive else {name.lower(): name for name in names}
-    exact = {*names}
-    return {name: name if name in exact else known.get(name.lower(), name) for name in given}
 
 
 def plan_read(
@@ -244,15 +230,14 @@ def _columns(
 
 
 def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
-    seen: dict[str, str] = {}
-    for column in columns:
-        name = column.name if case_sensitive else column.name.lower()
-        if name in seen:
+    names = [each.name if case_sensitive else each.name.lower() for each in columns]
+    for name in names:
+        alike = [each.name for each, own in zip(columns, names, strict=True) if own == name]
+        if len(alike) > 1:
             raise InvalidArgumentError(
-                f"the columns {seen[name]!r} and {column.name!r} are the same to Spark; leave one "
+                f"the columns {' and '.join(map(repr, alike))} are the same to Spark; leave one "
                 "out with variables=[...], or set spark.sql.caseSensitive to true"
             )
-        seen[name] = column.name
 
 
 def _axes(
@@ -291,7 +276,10 @@ def _checked(where: Where, source: Source, columns: Sequence[Column], facts: Spa
         If there is no such column, or it cannot be compared so.
     """
     known = {column.name: column for column in columns}
-    where = where.named(spelled(where.columns, known, facts))
+    # Spark finds a column in any case, unless it tells cases apart.
+    lower = {} if facts.case_sensitive else {name.lower(): name for name in known}
+    given = where.columns
+    where = where.named({n: n if n in known else lower.get(n.lower(), n) for n in given})
     found = []
     for each in where.comparisons:
         column = known.get(each.column)
@@ -363,29 +351,24 @@ def _left_by_statistics(
             boxes[:, :, dims.index(dim)] = selection.boxes[:, :, number] * chunk
         return selection, boxes
 
-    if (
-        job.tasks
-        and job.options.nan == "drop"
-        and all(len(source.dims[n]) == len(dims) for n in names)
-    ):
-        found = [chosen(Comparison(name, "is_not_null")) for name in names]
+    asked: list[list[tuple[Comparison, ...]]] = []  # the boxes of each are those of any of it
+    if job.options.nan == "drop" and all(len(source.dims[name]) == len(dims) for name in names):
+        asked.append([(Comparison(name, "is_not_null"),) for name in names])
+    comparisons = job.where.comparisons if job.where else ()
+    alike: dict[tuple[Any, ...], list[Comparison]] = {}
+    for each in comparisons:
+        if each.column in names:
+            variable, chunk = source.encoded(each.column), source.stored_chunk_shape(each.column)
+            alike.setdefault((variable.dims, variable.shape, chunk), []).append(each)
+    for (own_dims, own_shape, _), mine in alike.items():
+        small = {dim for dim, n in zip(own_dims, own_shape, strict=True) if n <= _MOST_POSITIONS}
+        asked.append([(*mine, *(each for each in comparisons if each.column in small))])
+    for each_of in asked if job.tasks else ():
+        found = [chosen(*one) for one in each_of]
+        selections += [selection for selection, _ in found]
         if found and all(selection.selected < selection.chunks for selection, _ in found):
             boxes = np.concatenate([each for _, each in found])
             yield from _aligned(boxes, chunk_shape, apart=len(found) == 1)
-    alike: dict[tuple[Any, ...], list[Comparison]] = {}
-    for comparison in job.where.comparisons if job.where and job.tasks else ():
-        if comparison.column in names:
-            variable = source.encoded(comparison.column)
-            own = variable.dims, variable.shape, source.stored_chunk_shape(comparison.column)
-            alike.setdefault(own, []).append(comparison)
-    for (own_dims, own_shape, _), comparisons in alike.items():
-        assert job.where is not None
-        small = {dim for dim, n in zip(own_dims, own_shape, strict=True) if n <= _MOST_POSITIONS}
-        along = [each for each in job.where.comparisons if each.column in small]
-        selection, boxes = chosen(*comparisons, *along)
-        selections.append(selection)
-        if selection.selected < selection.chunks:
-            yield from _aligned(boxes, chunk_shape, apart=True)
 
 
 def _aligned(boxes: IndexArray, chunk_shape: IndexArray, *, apart: bool) -> Iterator[IndexArray]:

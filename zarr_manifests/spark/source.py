@@ -24,9 +24,10 @@ import zarr
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.keys import absolute
 from zarr_manifests.selecting import decoded, meaning_of_bounds
 from zarr_manifests.session import Session
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, contents_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -318,10 +319,10 @@ class Source:
         return None
 
 
-def place_in(block: Box, part: Box) -> tuple[slice, ...]:
-    """Where the cells of a part are in an array of the cells of a block."""
+def place_in(block: Box, part: Box) -> tuple[Any, ...]:
+    """Where the cells of a part are in an array of those of a block; a view even without axes."""
     sides = zip(part.lo, part.hi, block.lo, strict=True)
-    return tuple(slice(lo - at, hi - at) for lo, hi, at in sides)
+    return (*(slice(lo - at, hi - at) for lo, hi, at in sides), ...)
 
 
 def _chunks_of(block: Box, parts: Sequence[Box], chunk_shape: Coords) -> IndexArray:
@@ -345,9 +346,10 @@ def _arrays(
     try:
         group = zarr.open_group(store, path=path, mode="r")
     except (FileNotFoundError, ValueError) as error:
-        found = ", ".join(_groups(store)) or "none"
+        nodes = contents_of(store).nodes().items()
+        found = ", ".join(sorted(absolute(at) for at, node in nodes if node.array is None))
         raise NotFoundError(
-            f"there is no group /{path} in this snapshot; there are: {found}"
+            f"there is no group /{path} in this snapshot; there are: {found or 'none'}"
         ) from error
     usable: dict[str, zarr.Array[Any]] = {}
     named: dict[str, tuple[str, ...]] = {}
@@ -365,11 +367,3 @@ def _arrays(
         else:
             usable[name], named[name] = array, dims
     return usable, named, refused
-
-
-def _groups(store: ManifestStore) -> list[str]:
-    try:
-        members = zarr.open_group(store, mode="r").members(max_depth=None)
-    except (FileNotFoundError, ValueError):
-        return []
-    return ["/", *sorted(f"/{path}" for path, node in members if isinstance(node, zarr.Group))]

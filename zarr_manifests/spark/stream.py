@@ -75,10 +75,10 @@ class StreamOptions:
     starting_snapshot : str, optional
         Any name of a version, after which the stream begins. By default the first
         batch is the whole table.
-    max_commits, max_bytes : int, optional
+    max_commits_per_trigger, max_bytes_per_trigger : int, optional
         The most commits in a batch, and the most bytes of chunks that they have written; a batch
         has one commit at least.
-    overwrite_mode : "fail", "skip" or "added-only", default "fail"
+    streaming_overwrite_mode : "fail", "skip" or "added-only", default "fail"
         What to do about commits that overwrite or remove cells: raise an error, leave out all they
         did, or deliver the cells that they add.
     keep_for : timedelta, optional
@@ -86,9 +86,9 @@ class StreamOptions:
     """
 
     starting_snapshot: str | None = None
-    max_commits: int | None = None
-    max_bytes: int | None = None
-    overwrite_mode: str = "fail"
+    max_commits_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    streaming_overwrite_mode: str = "fail"
     keep_for: timedelta | None = None
 
 
@@ -141,7 +141,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """That a batch has limits, which `latestOffset` knows."""
-        limit = self._stream.max_commits or self._stream.max_bytes
+        limit = self._stream.max_commits_per_trigger or self._stream.max_bytes_per_trigger
         return ReadMaxFiles(limit) if limit else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -168,8 +168,8 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _admitted(self, due: list[_Commit]) -> list[_Commit]:
         """The first commits, as many as the limits of a batch allow."""
-        due = due[: self._stream.max_commits]
-        most, nbytes = self._stream.max_bytes, 0
+        due = due[: self._stream.max_commits_per_trigger]
+        most, nbytes = self._stream.max_bytes_per_trigger, 0
         for number, (_, info) in enumerate(due):
             nbytes += info.written.get("chunk-bytes", 0)
             if most is not None and nbytes > most:
@@ -293,7 +293,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         InvalidArgumentError
             If a commit overwrites or removes cells, and the stream shall fail then.
         """
-        if start is None or self._stream.overwrite_mode == "added-only":
+        if start is None or self._stream.streaming_overwrite_mode == "added-only":
             return [(start, end)]
         segments: list[tuple[str | None, str]] = []
         since: str = start
@@ -317,7 +317,7 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not paths:
             return True
         cells = changed_cells(self._repository, paths, parent_id, info.snapshot_id)
-        if not cells.only_added and self._stream.overwrite_mode == "fail":
+        if not cells.only_added and self._stream.streaming_overwrite_mode == "fail":
             what = " and ".join(
                 f"{word} {chunks_in(boxes):,} cells"
                 for word, boxes in (("overwrote", cells.overwritten), ("removed", cells.removed))

@@ -16,14 +16,13 @@ from __future__ import annotations
 import gc
 import math
 import os
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from itertools import count
 from operator import sub
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,18 +41,12 @@ from zarr_manifests.spark.source import Source, place_in
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 32 * 1024**2
 ROW_CELLS: Final = 8 * 1024
 """The most cells in a row of lines, if a line is not longer: Spark makes rows of all at once."""
 BLOCK_BYTES: Final = 32 * 1024**2
 BLOCK_CHUNKS: Final = 64 * 1024
-
-PANDAS_WARNING: Final = "PySpark does not yet fully support pandas"
-"""Start of a warning that pyspark gives for each batch, about features not used here."""
 
 _KEPT: Final = 16
 # Reading a box by itself costs about as much as passing over so many cells.
@@ -65,30 +58,29 @@ type _Held = dict[str, tuple[Box, npt.NDArray[Any]]]
 def run_arrow(
     job: Job, tasks: Iterable[pa.RecordBatch], *, in_lines: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the tasks whose numbers are in the first column of `tasks`.
+    """The rows of the tasks whose numbers are in the first column of `tasks`.
 
     The types are exactly those of the job's columns, since Spark takes what it gets by position
     and converts nothing. Rows of lines have many cells each: see `Cells.lines`.
     """
-    numbers = (number for batch in tasks for number in batch[0].to_pylist())
-    for table in _rows(job, numbers, Cells.lines if in_lines else Cells.rows):
-        yield from table.to_batches()
+    numbers = [number for batch in tasks for number in batch[0].to_pylist()]
+    return partition_batches(job, *numbers, in_lines=in_lines)
 
 
-def run(job: Job, tasks: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """Yield the same rows as `run_arrow`, as pandas frames."""
-    import pandas as pd
-
-    warnings.filterwarnings("ignore", PANDAS_WARNING, FutureWarning)
-    for table in _rows(job, (int(number) for frame in tasks for number in frame["id"])):
-        # Arrow-typed columns reach Spark unchanged; NaN in numpy-typed ones becomes null.
-        yield table.to_pandas(types_mapper=pd.ArrowDtype)
-
-
-def partition_batches(job: Job, number: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one task, as `run_arrow` does."""
-    for table in _rows(job, [number]):
-        yield from table.to_batches()
+def partition_batches(job: Job, *numbers: int, in_lines: bool = False) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the tasks with these numbers, as `run_arrow` does."""
+    with briefly():
+        if job.lease is not None:
+            job.lease.renew()
+        boxes = (box for number in numbers for box in job.boxes(number))
+        if job.options.layout == "chunk":
+            made = _chunk_rows(job, boxes)
+        else:
+            form = Cells.lines if in_lines else Cells.rows
+            names = [column.name for column in job.columns]
+            made = (form(cells, names) for cells in _cells(job, boxes))
+        for table in batches(made):
+            yield from table.to_batches()
 
 
 class JobReader(DataSourceReader):
@@ -158,23 +150,6 @@ class Cells(NamedTuple):
         return pa.table([*lists, length], [*names, "length"])
 
 
-def _rows(
-    job: Job,
-    numbers: Iterable[int],
-    form: Callable[[Cells, list[str]], pa.Table] = Cells.rows,
-) -> Iterator[pa.Table]:
-    with briefly():
-        if job.lease is not None:
-            job.lease.renew()
-        boxes = (box for number in numbers for box in job.boxes(number))
-        if job.options.layout == "chunk":
-            made = _chunk_rows(job, boxes)
-        else:
-            names = [column.name for column in job.columns]
-            made = (form(cells, names) for cells in _cells(job, boxes))
-        yield from batches(made)
-
-
 def batches(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Merge and split tables, in order, into tables within the bounds of a batch."""
     waiting: list[pa.Table] = []
@@ -224,31 +199,23 @@ def _cells(job: Job, boxes: Iterable[Box]) -> Iterator[Cells]:
         ]
         start = 0
         for slab in _slabs((len(cells),) if cells is not None else tuple(map(len, along))):
-            stop = start + math.prod(hi - lo for lo, hi in slab)
+            stop = start + slab.size
             here = [each[start:stop] for each in values]
             if cells is not None:
                 yield _due(job, along, cells[start:stop], here)
             else:
-                sides = zip(along, slab, strict=True)
-                yield _due(job, [each.slice(lo, hi - lo) for each, (lo, hi) in sides], None, here)
+                sides = zip(along, slab.lo, slab.shape, strict=True)
+                yield _due(job, [each.slice(lo, length) for each, lo, length in sides], None, here)
             start = stop
 
 
-def _slabs(shape: Coords) -> Iterator[tuple[tuple[int, int], ...]]:
+def _slabs(shape: Coords) -> Iterator[Box]:
     """Cut a box, in C order, into boxes of at most `BATCH_ROWS` cells."""
-    axis, inner = len(shape), 1
-    while axis and inner * shape[axis - 1] <= BATCH_ROWS:
-        axis -= 1
-        inner *= shape[axis]
-    whole = [(0, length) for length in shape]
-    if not axis:
-        yield tuple(whole)
+    if math.prod(shape) <= BATCH_ROWS:
+        yield Box((0,) * len(shape), shape)
         return
-    step = max(BATCH_ROWS // inner, 1)
-    for outer in np.ndindex(shape[: axis - 1]):
-        for lo in range(0, shape[axis - 1], step):
-            one = [(at, at + 1) for at in outer]
-            yield (*one, (lo, min(lo + step, shape[axis - 1])), *whole[axis:])
+    axes = [Axis(1, np.array([[0, length]])) for length in shape]
+    yield from plan_scan(axes, target_rows=BATCH_ROWS)
 
 
 @lru_cache(maxsize=32)

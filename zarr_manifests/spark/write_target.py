@@ -6,10 +6,9 @@ fails. Tasks get forks of that session: a fork made before a resize would have t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -31,7 +30,7 @@ from zarr_manifests.session import Fork, Session
 from zarr_manifests.spark.cell_values import (
     AlongAxis,
     Values,
-    check_comparable,
+    check_fits,
     distinct,
     encoded,
     to_numpy,
@@ -52,8 +51,6 @@ _TIMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "m": {**_WHOLE, "units": "microseconds"},
 }
 """How new times and durations are stored."""
-_FITTING: Final = {"b": "biuf", "i": "biuf", "u": "biuf", "f": "biuf", "M": "M", "m": "m", "O": "O"}
-"""The kinds of values that can be stored as each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +136,7 @@ class Rows(Protocol):
     def labels(self, dims: Sequence[str]) -> Mapping[str, pa.Array]:
         """The distinct values of these columns."""
 
-    def region(self, plan: WritePlan) -> Box | None:
-        """The cells to write over if no region is given; None if there are no rows."""
-
-    def write(self, plan: WritePlan, fork: Fork) -> Sequence[tuple[Fork, int]]:
+    def fill(self, plan: WritePlan, fork: Fork) -> Sequence[tuple[Fork, int]]:
         """Write the cells of a plan; what each task returns (see `write_cells`)."""
 
 
@@ -192,34 +186,40 @@ def plan_write(
     )
     variables = tuple(_values(source, join(group, name), dims, columns) for name in names)
     shape = tuple(axis.size for axis in along)
-    region: Box | None = Box((0,) * len(dims), shape)
     chunks = [(one.axes, source.stored_chunk_shape(one.name)) for one in variables]
     unit = common_unit(
         [tuple(chunk[axes.index(n)] for n in range(len(axes))) for axes, chunk in chunks], shape
     )
+    sides = [(0, size) for size in shape]
+    if options.mode == "append":
+        at = dims.index(appended)
+        found = along[at].positions(given)
+        sides[at] = int(found[found >= 0].min(initial=length)), shape[at]
+    elif options.region is not None:
+        sides = _region(source, along, options)
+    elif options.mode == "overwrite-region":
+        labels = rows.labels(dims)
+        # Tasks refuse rows of labels that are not there.
+        places = [np.maximum(axis.positions(labels[axis.name]), 0) for axis in along]
+        if not all(map(len, places)):
+            return None
+        sides = [(int(each.min()), int(each.max()) + 1) for each in places]
+    region = Box(tuple(lo for lo, _ in sides), tuple(hi for _, hi in sides))
+    cell_bytes = sum(one.itemsize for one in variables) + 1 + 8 * (options.order_by is not None)
+    cells = options.buffer_bytes // cell_bytes
+    bins = Bins.of(region, unit, cells=cells, least=parallelism)
     plan = WritePlan(
         along=along,
         variables=variables,
         shape=shape,
-        bins=Bins.of(Box((0,) * len(dims), shape), unit, cells=math.prod(shape)),
-        tasks=1,
+        bins=bins,
+        cell_bytes=cell_bytes,
+        tasks=min(len(bins), options.max_tasks),
         missing=options.missing,
         order_by=options.order_by,
         statistics=options.statistics,
     )
-    if options.mode == "append":
-        at = dims.index(appended)
-        found = along[at].positions(given)
-        first = int(found[found >= 0].min(initial=length))
-        region = Box(tuple(first if axis == at else 0 for axis in range(len(dims))), shape)
-    elif options.mode == "overwrite-region":
-        region = rows.region(plan) if options.region is None else _region(source, along, options)
-    if region is None:
-        return None
-    cells = options.buffer_bytes // plan.cell_bytes
-    bins = Bins.of(region, unit, cells=cells, least=parallelism)
-    tasks = min(len(bins), options.max_tasks)
-    return replace(plan, bins=bins, tasks=tasks) if tasks else None
+    return plan if plan.tasks else None
 
 
 # --- what is there ---------------------------------------------------------------------------
@@ -301,11 +301,7 @@ def _values(source: Source, path: str, dims: Sequence[str], columns: pa.Schema) 
     """
     name = split(path)[1]
     variable, decoded = source.encoded(name), source.decoded_dtype(name)
-    if _dtype(columns, name).kind not in _FITTING.get(decoded.kind, "O"):
-        raise InvalidArgumentError(
-            f"the column {name!r} is of type {columns.field(name).type}, and the array has "
-            f"{decoded}; cast the column"
-        )
+    check_fits(name, columns.field(name).type, np.empty(0, decoded), "the values of that array")
     stored = variable.dtype
     if stored.kind in "biufcMmSU":
         stored = stored.newbyteorder("=")
@@ -323,8 +319,10 @@ def _dtype(columns: pa.Schema, name: str) -> np.dtype[Any]:
     return to_numpy(pa.array([], columns.field(name).type)).dtype
 
 
-def _region(source: Source, along: Sequence[AlongAxis], options: WriteOptions) -> Box:
-    """The cells in ranges of labels.
+def _region(
+    source: Source, along: Sequence[AlongAxis], options: WriteOptions
+) -> list[tuple[int, int]]:
+    """The positions in ranges of labels, by axis.
 
     Raises
     ------
@@ -350,7 +348,7 @@ def _region(source: Source, along: Sequence[AlongAxis], options: WriteOptions) -
             )
             raise InvalidArgumentError(f"the range {given!r} of {name!r} selects {what}")
         sides.append(tuple(runs[0].tolist()))
-    return Box(tuple(lo for lo, _ in sides), tuple(hi for _, hi in sides))
+    return sides
 
 
 # --- append ----------------------------------------------------------------------------------
@@ -414,7 +412,7 @@ def _append_labels(
             f"{dim!r} has a calendar that Spark's timestamps cannot represent; append with "
             "zarr_manifests.write"
         )
-    check_comparable(dim, there, given.type)
+    check_fits(dim, given.type, there, "the labels of that dimension")
     try:
         encoded(fit_of(dim, source.encoded(dim).dtype, source.attributes(dim)), labels)
     except MisfitError as error:

@@ -13,7 +13,7 @@ import traceback
 from on_cluster import jobs
 from on_cluster.trouble import DRIVER
 from zarr_manifests.spark import register, session
-from zarr_manifests.spark.spark_session import java_home
+from zarr_manifests.spark.tasks import java_home
 
 # These processes live for seconds: what the second compiler and the threads of the garbage
 # collector take is half of all processor time, and never comes back.

@@ -14,7 +14,7 @@ FAULTS = [
     Fault(
         "options-may-contradict-each-other",
         "spark/options.py",
-        "        if {*pair} <= {*known}:\n",
+        "        if {*pair} <= texts.keys():\n",
         "        if False:\n",
     ),
     Fault(
@@ -56,7 +56,7 @@ FAULTS = [
     Fault(
         "late-tasks-renew-no-lease",
         "spark/job.py",
-        "            self.leave(self.storage, self.snapshot_id, self.duration, self.since_s)\n",
+        "            self.left()\n",
         "            pass\n",
     ),
     Fault(
@@ -68,7 +68,7 @@ FAULTS = [
     Fault(
         "a-stream-passes-over-what-was-overwritten",
         "spark/stream.py",
-        'if not cells.only_added and self._stream.overwrite_mode == "fail":',
+        'if not cells.only_added and self._stream.streaming_overwrite_mode == "fail":',
         "if False:",
     ),
 ]
