@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from zarr_manifests.config import CacheOptions, Config
@@ -119,7 +120,8 @@ class Repository:
 
     def __reduce__(self) -> tuple[Any, ...]:
         context = self._context
-        return _reopen, (self.storage, self.config, context.containers, context.cache)
+        where = self.storage, self.config, context.containers, context.cache
+        return partial(open_repository, elsewhere=True), where
 
     @property
     def storage(self) -> Storage:
@@ -1533,15 +1535,6 @@ def _drawn(repository: Repository) -> Axes:
 
 def _refs_of(repository: Repository) -> dict[str, list[RefName]]:
     return refs_by_snapshot(repository.list_branches(), repository.list_tags())
-
-
-def _reopen(
-    storage: Storage,
-    config: Config,
-    containers: Containers,
-    options: CacheOptions | None = None,
-) -> Repository:
-    return open_repository(storage, config, containers, options, elsewhere=True)
 
 
 def _session(pin: edit.pin.Pin, commits: SessionCommits | None = None) -> Session:
