@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
     from zarr_manifests.picturing import ChunkMap
     from zarr_manifests.planning.conflict.decide import Policy
-    from zarr_manifests.reports import ChunkSelection, PreloadedManifest, Status, Usage
+    from zarr_manifests.reports import ChunkSelection, Status, Usage
 
 _SHOWN_LINES: Final = 10
 
@@ -890,30 +890,6 @@ def initialized_chunks(
 def estimate_of(session: Session) -> Usage:
     """What `Repository.du` estimates for the snapshot of a session, for the rest of the package."""
     return totals_of(session._contents.view)
-
-
-def preload_report(session: Session, wait_s: float = 0.0) -> tuple[PreloadedManifest, ...]:
-    """Which manifests were fetched in the background, and why others were not.
-
-    Parameters
-    ----------
-    wait_s : float, default 0
-        Wait this many seconds at most for it to end.
-
-    Examples
-    --------
-    >>> import numpy as np, xarray as xr, zarr_manifests as zm
-    >>> from zarr_manifests.session import preload_report
-    >>> repo = zm.create("memory://preload-example")
-    >>> with repo.transaction(message="a coordinate") as store:
-    ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
-    >>> report = preload_report(repo.readonly_session(), wait_s=1)
-    >>> [(one.state, one.refs, one.why) for one in report]
-    [('skipped', 1, 'it is here already')]
-    """
-    if wait_s > 0:
-        session._pin.preload.wait(wait_s)
-    return session._pin.preload.report()
 
 
 def chunk_map_of(session: Session, path: str, *, side: int = 96) -> ChunkMap:
