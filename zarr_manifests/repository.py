@@ -1481,29 +1481,6 @@ def changed_cells(
         return history.changed_cells.compared_cells(repository._context, kept, last, named)
 
 
-def build_index(repository: Repository, branch: str = DEFAULT_BRANCH) -> int:
-    """Bring the index of initialised chunks up to date with a branch.
-
-    It reads the manifests of the branch that the index does not know yet, and returns how many
-    leaves of these are new to it. An index changes speed, never results, and conflicts with no
-    commit.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such branch.
-
-    Examples
-    --------
-    >>> import zarr_manifests as zm
-    >>> from zarr_manifests.repository import build_index
-    >>> repo = zm.create("memory://index-example")
-    >>> build_index(repo)
-    0
-    """
-    return compact.presence_index.build_index(repository._context, branch)
-
-
 def graph_of(repository: Repository, *, rows: int = 60, limit: int = 1000) -> list[GraphRow]:
     """The graph of the history of all branches and tags, for the rest of the package.
 

@@ -6,8 +6,8 @@ than a leaf apply to it. Invariant: an index that is missing, outdated or unread
 absent, so results never depend on it.
 
 A writer of new leaves calls `index_leaves` for the objects to upload, and `with_entries` for the
-branch that refers to them. A compaction does so in the swap that installs its leaves; `build_index`
-does so for existing leaves. A commit writes no leaves.
+branch that refers to them. A compaction does so in the swap that installs its leaves. A commit
+writes no leaves.
 
 Each branch of the root refers to a directory, or to none. The directory refers to bitmap objects
 (`blobs`) and to objects of other indexes (`others`). These are reachable, and nothing else under
@@ -26,10 +26,9 @@ import numpy as np
 from zarr_manifests.engine.compact.zone_index import NewPages, pages_after
 from zarr_manifests.engine.edit.move_nodes import node_path
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
-from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import (
@@ -37,16 +36,14 @@ from zarr_manifests.engine.snapshot.zones import (
     index_directory,
     index_pointer,
 )
-from zarr_manifests.errors import FencedError, NotFoundError
 from zarr_manifests.format.blobs import BlobRef
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.format.root import Branch
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import no_array
-from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.tables.merge import Overlay, inside
 from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
 from zarr_manifests.planning.tables.regions import Bounds, chunk_box
@@ -349,71 +346,3 @@ def with_entries(
     directory = IndexDirectory(kept | new, known.others, paged)
     uploads.append(Upload(keys.next("indexes"), directory.encode()))
     return replace(branch, index=uploads[-1].ref.bare()), uploads
-
-
-def build_index(context: Context, branch: str) -> int:
-    """Index the leaves of the branch's base that are not indexed yet; return how many."""
-    return opened(partial(_build_index, context, branch))
-
-
-def _build_index(context: Context, branch: str) -> int:
-    at = context.roots.read()
-    tip = context.roots.branch(at.root, branch)
-    keys = SessionKeys(at.root.version, context.runtime)
-    view = context.open_branch(tip)
-    leaves = _leaves_of(view)
-    known = _usable(context, tip.index, leaves)
-    due = [leaf for leaf in leaves if leaf.name not in known]
-    if not due:
-        return 0
-    uploads, entries = index_leaves(keys, _bitmaps(view, due))
-    context.runtime.parallel(
-        [partial(context.objects.create, upload.key, upload.data) for upload in uploads]
-    )
-
-    def change(root: Root) -> Root:
-        if admission(root, Writer(keys.start)) is not None:
-            raise FencedError(
-                "the index was built from before the repository's fence, and its objects may "
-                "have been collected; build it again"
-            )
-        old = root.branches.get(branch)
-        if old is None:
-            raise NotFoundError(f"branch {branch!r} was deleted; nothing was indexed")
-        now = view if old.head.key == view.ref.key else context.open_branch(old)
-        live = [name for ref in now.manifests for name in leaf_names(ref)]
-        new, uploads = with_entries(context, old, keys, entries, live, now.by_id)
-        for upload in uploads:
-            context.objects.create(upload.key, upload.data)
-        return replace(root, branches={**root.branches, branch: new})
-
-    context.roots.update(change, "build index", branch, "", _ATTEMPTS)
-    return len(due)
-
-
-def _usable(
-    context: ReadContext, pointer: BlobRef | None, leaves: Sequence[_IndexedLeaf]
-) -> set[LeafName]:
-    """The leaves that are in the index with readable bitmaps."""
-    entries = index_directory(context, pointer).entries
-    found = [entries[leaf.name] for leaf in leaves if leaf.name in entries]
-
-    def readable(blob: BlobRef) -> bool:
-        try:
-            context.objects.load(blob, Bitmaps)
-        except UNUSABLE:
-            return False  # it is rebuilt
-        return True
-
-    blobs = {entry.blob.key: entry.blob for entry in found}
-    checks = [partial(readable, blob) for blob in blobs.values()]
-    there = dict(zip(blobs, context.runtime.parallel(checks), strict=True))
-    return {entry.name for entry in found if there[entry.blob.key]}
-
-
-def _bitmaps(
-    view: SnapshotView, leaves: Sequence[_IndexedLeaf]
-) -> Iterable[tuple[bytes, BlobRef, int, Bitmap]]:
-    for leaf in sorted(leaves, key=lambda leaf: (leaf.node_id, leaf.box.lo)):
-        (table,) = view.leaves(leaf.node_id, leaf.box.__eq__)
-        yield leaf.node_id, leaf.manifest.blob, int(table.length.sum()), Bitmap.of(table)
