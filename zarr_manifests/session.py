@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.display import html_page
-from zarr_manifests.engine import compact
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.contents import status_of
@@ -30,7 +29,7 @@ from zarr_manifests.engine.edit.pin import Pin
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import ReadOnlyError
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.conflict.transactions import Txn
 from zarr_manifests.planning.tables.moves import Places
 from zarr_manifests.planning.tables.regions import Bounds
@@ -854,11 +853,6 @@ class Session:
         return workspace
 
 
-def merge_own(target: Session | Fork, states: Sequence[ForkState]) -> None:
-    """Merge forks that the package itself made; the caller's own copies still have to be merged."""
-    merge_forks(workspace_of(target.store), states)
-
-
 def _states(forks: Sequence[Fork | ManifestStore]) -> list[ForkState]:
     return [freeze_store(fork.store if isinstance(fork, Fork) else fork) for fork in forks]
 
@@ -872,19 +866,6 @@ def commits_of(session: Session) -> SessionCommits:
         If the session is read-only.
     """
     return session._writable()
-
-
-def initialized_chunks(
-    session: Session, path: str, region: Sequence[Bounds] | Box | None = None
-) -> IndexArray:
-    """Coordinates (int64[n, ndim]) of an array's chunks, in C order, for the rest of the package.
-
-    Uncommitted changes are included. Where the index of initialized chunks is up to date, no
-    manifest of the base is read.
-    """
-    return compact.presence_index.initialized_coords(
-        session._contents, path, region, branch=session._pin.branch
-    )
 
 
 def estimate_of(session: Session) -> Usage:

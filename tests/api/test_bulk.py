@@ -24,7 +24,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.ids import crc32c
 from zarr_manifests.reports import Amount
-from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import workspace_of
 
@@ -124,8 +123,6 @@ class Model:
             assert list(map(tuple, found.coords.tolist())) == sorted(expected)
             assert found.length.tolist() == [len(expected[at]) for at in sorted(expected)]
             assert dict(session.read_chunks("a", box)) == expected
-            there = initialized_chunks(session, "a", box)
-            assert found.coords.tolist() == there.tolist()
 
 
 AT = st.integers(0, LENGTH + 3)

@@ -11,7 +11,6 @@ import zarr_manifests as zm
 from storages import CountingStorage
 from stored import put
 from zarr_manifests import Repository, Session
-from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 
 ROWS = 1200
@@ -56,8 +55,8 @@ def manifests_read(storage: CountingStorage) -> list[str]:
 
 def answers(repository: Repository) -> tuple[object, ...]:
     session = repository.readonly_session()
-    region = initialized_chunks(session, "big", [slice(590, 610), slice(0, 2)])
-    every = initialized_chunks(session, "big")
+    region = session.chunk_refs("big", [slice(590, 610), slice(0, 2)]).coords
+    every = session.chunk_refs("big").coords
     return repository.du().arrays, region.tolist(), every.tolist()
 
 

@@ -21,11 +21,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-import numpy as np
-
 from zarr_manifests.engine.compact.zone_index import NewPages, pages_after
 from zarr_manifests.engine.edit.move_nodes import node_path
-from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import ReadContext
@@ -42,11 +39,10 @@ from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEn
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.root import Branch
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box
 from zarr_manifests.keys import no_array
 from zarr_manifests.planning.tables.merge import Overlay, inside
-from zarr_manifests.planning.tables.presence import kinds_at, laid_over, rows_in, within
-from zarr_manifests.planning.tables.regions import Bounds, chunk_box
+from zarr_manifests.planning.tables.presence import kinds_at, rows_in, within
 from zarr_manifests.planning.tables.sums import NOTHING
 from zarr_manifests.reports import Amount, Usage
 
@@ -115,23 +111,6 @@ class Presence:
         self._directory: IndexDirectory | None = None
         self.counted = False
 
-    def coords(self, node_id: bytes, region: Box) -> IndexArray:
-        """Coordinates (int64[n, ndim]) of the chunks in the region that exist, in C order."""
-        groups = self._groups(node_id, region)
-        if not region.size:
-            return np.empty((0, region.ndim), np.int64)
-        due = [leaf for group in groups for leaf in group.leaves if leaf.box.overlaps(region)]
-        bitmaps = self._bitmaps(node_id, due)
-        parts = []
-        for group in groups:
-            shared = [leaf.box for leaf in group.leaves if leaf.box in bitmaps]
-            found = [bitmaps[box].coords(region) for box in shared]
-            coords = np.concatenate([np.empty((0, region.ndim), np.int64), *found])
-            if group.overlay.truncated is not None:
-                coords = coords[inside(coords, group.overlay.truncated)]
-            parts.append(laid_over(coords, group.overlay.table, region))
-        return parts[0] if len(parts) == 1 else laid_over(np.concatenate(parts), None, region)
-
     def count(self, node_id: bytes) -> int:
         """Number of chunks that exist."""
         groups = self._groups(node_id)
@@ -154,13 +133,10 @@ class Presence:
         tables = [group.overlay.table for group in groups]
         return sum(known) + sum(int(table.length.sum()) for table in tables if table is not None)
 
-    def _groups(self, node_id: bytes, region: Box | None = None) -> list[_Group]:
-        """The node's leaves and the rows of live deltas, in groups; each row is in one group.
-
-        With a region, rows outside it may be missing.
-        """
+    def _groups(self, node_id: bytes) -> list[_Group]:
+        """The node's leaves and the rows of live deltas, in groups; each row is in one group."""
         leaves = self._by_node.get(node_id, [])
-        overlay = self._view.overlay(node_id, 0, region)
+        overlay = self._view.overlay(node_id, 0)
         merged = [leaf for leaf in leaves if leaf.merged]
         if not merged:
             return [_Group(leaves, overlay)]
@@ -169,7 +145,7 @@ class Presence:
         groups = [_Group(others, Overlay(overlay.truncated, rest))]
         for sequence in sorted({leaf.merged for leaf in merged}):
             due = [leaf for leaf in merged if leaf.merged == sequence]
-            newer = self._view.overlay(node_id, sequence, region)
+            newer = self._view.overlay(node_id, sequence)
             rows = rows_in(newer.table, (leaf.box for leaf in due))
             groups.append(_Group(due, Overlay(newer.truncated, rows)))
         return groups
@@ -239,30 +215,6 @@ def _concerned(group: _Group) -> list[_IndexedLeaf]:
         return cuts or (rows is not None and bool(within(box, rows).any()))
 
     return [leaf for leaf in group.leaves if concerned(leaf.box)]
-
-
-def initialized_coords(
-    contents: SessionView,
-    path: str,
-    region: Sequence[Bounds] | Box | None,
-    *,
-    branch: str | None,
-) -> IndexArray:
-    """Coordinates (int64[n, ndim]) of the array's chunks in the region that exist.
-
-    `branch` selects the index to use.
-    """
-    node = contents.array_at(node_path(path))
-    assert node.array is not None
-    box = chunk_box(node.array.grid, region)
-    with contents.lock:
-        cut = contents.changes.truncated.get(node.node_id)
-        changed = contents.changes.table(node.node_id)
-    presence = Presence(contents.context, contents.view, branch)
-    coords = presence.coords(node.node_id, box)
-    if cut is not None:
-        coords = coords[inside(coords, cut)]
-    return laid_over(coords, changed, box)
 
 
 def counted_usage(context: ReadContext, view: SnapshotView, path: str, branch: str | None) -> Usage:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.tables.live_deltas import check_axes
 from zarr_manifests.planning.tables.merge import rows_at, select
@@ -30,21 +30,6 @@ def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     check_axes(table.box, coords.shape[1])
     rows = rows_at(table, coords)
     return np.where(rows >= 0, table.kind[rows], -1) if len(table) else rows
-
-
-def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> IndexArray:
-    """The coordinates (int64[n, ndim]) in the region after a table's changes, in C order.
-
-    Chunks that the table sets are added, chunks that it unsets removed.
-    """
-    linear = region.ravel(coords)
-    if table is not None and len(table):
-        rows = table.coords()
-        inner = within(region, rows)
-        there = table.kind[inner] > RefKind.UNSET
-        said = region.ravel(rows[inner])
-        linear = np.concatenate([linear[~np.isin(linear, said)], said[there]])
-    return region.unravel(np.unique(linear))
 
 
 def rows_in(
