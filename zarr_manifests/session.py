@@ -41,7 +41,6 @@ from zarr_manifests.texts import plain_text
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
-    from zarr_manifests.picturing import ChunkMap
     from zarr_manifests.planning.conflict.decide import Policy
     from zarr_manifests.reports import ChunkSelection, Status, Usage
 
@@ -833,9 +832,10 @@ class Session:
         >>> sizes.figure.get_suptitle()
         '/air: 8 of 16 chunks, ...'
         """
+        from zarr_manifests.engine.edit.map_chunks import chunk_map
         from zarr_manifests.picturing.draw import draw_chunks
 
-        return draw_chunks(chunk_map_of(self, path))
+        return draw_chunks(chunk_map(self._contents, path))
 
     # --- internals ---------------------------------------------------------------------------
 
@@ -871,16 +871,3 @@ def commits_of(session: Session) -> SessionCommits:
 def estimate_of(session: Session) -> Usage:
     """What `Repository.du` estimates for the snapshot of a session, for the rest of the package."""
     return totals_of(session._contents.view)
-
-
-def chunk_map_of(session: Session, path: str, *, side: int = 96) -> ChunkMap:
-    """The map of an array's chunks, of about `side` x `side` cells, for the rest of the package.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such array.
-    """
-    from zarr_manifests.engine.edit.map_chunks import chunk_map
-
-    return chunk_map(session._contents, path, side)
