@@ -442,11 +442,7 @@ class Repository:
 
         found = self._refs.history(version, limit)
         snapshots = itertools.starmap(SnapshotInfo, found)
-
-        def merged(source: str) -> Ancestry:
-            return self.ancestry(source)
-
-        return Ancestry(snapshots, lambda: _refs_of(self), merged, lambda: _drawn(self))
+        return Ancestry(snapshots, lambda: _refs_of(self), self.ancestry, lambda: _drawn(self))
 
     @overload
     def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff: ...

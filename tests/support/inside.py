@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from zarr_manifests import Repository, Session
+from zarr_manifests import Repository
 from zarr_manifests.engine.compact import compaction, merge_leaves, write_leaves
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot import pending
@@ -34,11 +34,6 @@ def change_root(
 ) -> None:
     """Replace the root, and log it as that operation on `main`."""
     repository._context.roots.update(change, operation, "main", snapshot_id, 1)
-
-
-def wait_for_preload(session: Session) -> None:
-    """Wait until nothing more is fetched ahead for it, for 20 seconds at most."""
-    session._pin.preload.wait(20)
 
 
 def close_files() -> int:

@@ -19,8 +19,6 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from operator import itemgetter
 from typing import Final
@@ -66,17 +64,12 @@ class SnapshotPreload:
         self._pid = os.getpid()
         self._cancelled = False
         self._queue: deque[BlobRef] = deque()
-        self._lanes = 0
-        self._ended: Future[None] = Future()
 
     def start(self) -> None:
         """Start, unless everything that could be fetched is here already."""
         view = self._view
         if view is not None and self._options.max_manifests and self._any_is_elsewhere(view):
-            self._lanes = 1
             self._go_on()
-        else:
-            self._ended.set_result(None)
 
     def cancel(self) -> None:
         """Fetch nothing more. Takes no lock, since it may be called during garbage collection."""
@@ -87,11 +80,6 @@ class SnapshotPreload:
         """Cancel when `owner` is garbage collected; neither keeps the other in memory."""
         cancel = weakref.WeakMethod(self.cancel)
         weakref.finalize(owner, _call, cancel).atexit = False
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until nothing more will be fetched, or until the time is up."""
-        if self._pid == os.getpid():
-            wait_for([self._ended], timeout_s)
 
     def _any_is_elsewhere(self, view: SnapshotView) -> bool:
         """Whether anything may have to be fetched; a quick check before planning."""
@@ -109,7 +97,6 @@ class SnapshotPreload:
             self._runtime.background(self._run)
         except RuntimeError:  # raised by executors when the interpreter exits
             self.cancel()
-            self._leave()
 
     def _run(self) -> None:
         """Fetch one object, and schedule the next fetch."""
@@ -119,7 +106,6 @@ class SnapshotPreload:
             _LOG.debug("nothing of %s is preloaded", self.snapshot_id, exc_info=True)
             due = None
         if due is None:
-            self._leave()
             return
         try:
             self._objects.load(due, _kind(due))
@@ -135,22 +121,13 @@ class SnapshotPreload:
         if view is not None:  # there is no second lane yet
             self._view = None
             self._queue.extend(_plan(self._objects, self._options, view))
-            more = min(_LANES, len(self._queue)) - 1
-            for _ in range(more):
-                with self._lock:
-                    self._lanes += 1
+            for _ in range(min(_LANES, len(self._queue)) - 1):
                 self._go_on()
         with self._lock:
             return self._queue.popleft() if self._queue and not self._stopped() else None
 
     def _stopped(self) -> bool:
         return self._cancelled or self._pid != os.getpid()
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._lanes -= 1
-            if self._lanes == 0:
-                self._ended.set_result(None)
 
 
 def _tables_of(view: SnapshotView) -> Iterator[tuple[int, BlobRef, Sequence[Part]]]:
