@@ -239,7 +239,7 @@ class Repacked:
         Pages of zone maps of the new leaves, by node; written.
     refs : int
         Number of refs written.
-    bytes_written, manifests_written, manifests_replaced : int
+    bytes_written, manifests_written : int
         The cost of that.
     bytes_read : int
         Bytes that other processes have read for it.
@@ -254,7 +254,6 @@ class Repacked:
     bytes_written: int = 0
     bytes_read: int = 0
     manifests_written: int = 0
-    manifests_replaced: int = 0
 
     def add(self, written: Written) -> None:
         """Add what a step has written; its manifests replace others, which callers do."""
@@ -301,7 +300,6 @@ def repack(
         kept = [ref for ref in result.manifests if ref.blob.key not in set(step.manifests)]
         result.manifests = (*kept, *written.manifests)
         result.refs += sum(leaf.count for leaf in leaves)
-        result.manifests_replaced += len(step.manifests)
     return result
 
 

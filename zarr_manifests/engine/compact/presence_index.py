@@ -94,11 +94,6 @@ class Presence:
     """Which chunks of a snapshot exist. Fetches only what the queries need.
 
     It uses the index of the branch, or of `main` if none is given.
-
-    Attributes
-    ----------
-    counted : bool
-        Whether a leaf had to be read because the index did not have it.
     """
 
     def __init__(self, context: ReadContext, view: SnapshotView, branch: str | None = None) -> None:
@@ -109,7 +104,6 @@ class Presence:
         for leaf in _leaves_of(view):
             self._by_node.setdefault(leaf.node_id, []).append(leaf)
         self._directory: IndexDirectory | None = None
-        self.counted = False
 
     def count(self, node_id: bytes) -> int:
         """Number of chunks that exist."""
@@ -187,7 +181,6 @@ class Presence:
                 found[leaf.box] = bitmap
         missing = {leaf.box for leaf in leaves} - found.keys()
         if missing:
-            self.counted = True
             for table in self._view.leaves(node_id, missing.__contains__):
                 found[table.box] = Bitmap.of(table)
         return found
