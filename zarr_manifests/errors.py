@@ -22,7 +22,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from zarr_manifests.texts import plain_text
 
@@ -182,9 +181,6 @@ class ConflictError(ManifestsError, RuntimeError):
         conflicts = str(self.args[0])[len(self.message) :]  # lines, already escaped
         return plain_text(self.message) + conflicts
 
-    def __reduce__(self) -> tuple[type[ConflictError], tuple[Any, ...]]:
-        return ConflictError, (self.message, self.conflicts, self.base, self.head)
-
 
 # --- open a new session ----------------------------------------------------------------------
 
@@ -214,9 +210,6 @@ class CommitOutcomeUnknownError(ManifestsError, OSError):
         self.message = message
         self.commit_id = commit_id
         super().__init__(message)
-
-    def __reduce__(self) -> tuple[type[CommitOutcomeUnknownError], tuple[str, str]]:
-        return CommitOutcomeUnknownError, (self.message, self.commit_id)
 
 
 class TransactionGapError(ManifestsError, RuntimeError):
@@ -261,12 +254,6 @@ class TransactionAlreadyCommitted(ManifestsError, RuntimeError):  # noqa: N818 -
         self.message, self.app, self.version, self.last = message, app, version, last
         self.snapshot_id = snapshot_id
         super().__init__(message)
-
-    def __reduce__(
-        self,
-    ) -> tuple[type[TransactionAlreadyCommitted], tuple[str, str, int, int, str | None]]:
-        given = (self.message, self.app, self.version, self.last, self.snapshot_id)
-        return TransactionAlreadyCommitted, given
 
 
 # --- repair damage ---------------------------------------------------------------------------
@@ -350,9 +337,6 @@ class WhereError(InvalidArgumentError):
         before = plain_text(self.text[: self.position])
         shown = before + plain_text(self.text[self.position :])
         return f"{plain_text(self.reason)}\n  {shown}\n  {' ' * len(before)}^\n{self.grammar}"
-
-    def __reduce__(self) -> tuple[type[WhereError], tuple[str, str, int, str]]:
-        return WhereError, (self.reason, self.text, self.position, self.grammar)
 
 
 class UnmergedForksError(InvalidArgumentError, RuntimeError):

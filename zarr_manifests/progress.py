@@ -147,13 +147,10 @@ def counted[T](stage: str, items: Iterable[T], total: int | None = None) -> Iter
     looking 2
     """
     if not is_shown():
-        return iter(items)
-    return _counted(
-        stage, items, len(items) if total is None and isinstance(items, Sized) else total
-    )
-
-
-def _counted[T](stage: str, items: Iterable[T], total: int | None) -> Iterator[T]:
+        yield from items
+        return
+    if total is None and isinstance(items, Sized):
+        total = len(items)
     if total is not None:
         expect(stage, total)
     tell(stage, 0)

@@ -100,7 +100,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, float):
-        return _number(value)
+        # As in the documents of Zarr, text where JSON has no such number.
+        return value if math.isfinite(value) else json.dumps(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -118,10 +119,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [plain(inner) for inner in value]
     return value.to_dict() if isinstance(value, Report) else Report.to_dict(value)
-
-
-def _number(number: float) -> float | str:
-    """The number; or text, as in the documents of Zarr, where JSON has no such number."""
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from zarr_manifests.config import CacheOptions, Config
@@ -119,7 +120,8 @@ class Repository:
 
     def __reduce__(self) -> tuple[Any, ...]:
         context = self._context
-        return _reopen, (self.storage, self.config, context.containers, context.cache)
+        where = self.storage, self.config, context.containers, context.cache
+        return partial(open_repository, elsewhere=True), where
 
     @property
     def storage(self) -> Storage:
@@ -440,11 +442,7 @@ class Repository:
 
         found = self._refs.history(version, limit)
         snapshots = itertools.starmap(SnapshotInfo, found)
-
-        def merged(source: str) -> Ancestry:
-            return self.ancestry(source)
-
-        return Ancestry(snapshots, lambda: _refs_of(self), merged, lambda: _drawn(self))
+        return Ancestry(snapshots, lambda: _refs_of(self), self.ancestry, lambda: _drawn(self))
 
     @overload
     def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff: ...
@@ -1479,29 +1477,6 @@ def changed_cells(
         return history.changed_cells.compared_cells(repository._context, kept, last, named)
 
 
-def build_index(repository: Repository, branch: str = DEFAULT_BRANCH) -> int:
-    """Bring the index of initialised chunks up to date with a branch.
-
-    It reads the manifests of the branch that the index does not know yet, and returns how many
-    leaves of these are new to it. An index changes speed, never results, and conflicts with no
-    commit.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such branch.
-
-    Examples
-    --------
-    >>> import zarr_manifests as zm
-    >>> from zarr_manifests.repository import build_index
-    >>> repo = zm.create("memory://index-example")
-    >>> build_index(repo)
-    0
-    """
-    return compact.presence_index.build_index(repository._context, branch)
-
-
 def graph_of(repository: Repository, *, rows: int = 60, limit: int = 1000) -> list[GraphRow]:
     """The graph of the history of all branches and tags, for the rest of the package.
 
@@ -1533,15 +1508,6 @@ def _drawn(repository: Repository) -> Axes:
 
 def _refs_of(repository: Repository) -> dict[str, list[RefName]]:
     return refs_by_snapshot(repository.list_branches(), repository.list_tags())
-
-
-def _reopen(
-    storage: Storage,
-    config: Config,
-    containers: Containers,
-    options: CacheOptions | None = None,
-) -> Repository:
-    return open_repository(storage, config, containers, options, elsewhere=True)
 
 
 def _session(pin: edit.pin.Pin, commits: SessionCommits | None = None) -> Session:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.display import html_page
-from zarr_manifests.engine import compact
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.contents import status_of
@@ -30,7 +29,7 @@ from zarr_manifests.engine.edit.pin import Pin
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import ReadOnlyError
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.conflict.admission import Txn
 from zarr_manifests.planning.tables.regions import Bounds, Places
 from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
@@ -41,9 +40,8 @@ from zarr_manifests.texts import plain_text
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
-    from zarr_manifests.picturing import ChunkMap
     from zarr_manifests.planning.conflict.decide import Policy
-    from zarr_manifests.reports import ChunkSelection, PreloadedManifest, Status, Usage
+    from zarr_manifests.reports import ChunkSelection, Status, Usage
 
 _SHOWN_LINES: Final = 10
 
@@ -833,9 +831,10 @@ class Session:
         >>> sizes.figure.get_suptitle()
         '/air: 8 of 16 chunks, ...'
         """
+        from zarr_manifests.engine.edit.map_chunks import chunk_map
         from zarr_manifests.picturing.draw import draw_chunks
 
-        return draw_chunks(chunk_map_of(self, path))
+        return draw_chunks(chunk_map(self._contents, path))
 
     # --- internals ---------------------------------------------------------------------------
 
@@ -853,11 +852,6 @@ class Session:
         return workspace
 
 
-def merge_own(target: Session | Fork, states: Sequence[ForkState]) -> None:
-    """Merge forks that the package itself made; the caller's own copies still have to be merged."""
-    merge_forks(workspace_of(target.store), states)
-
-
 def _states(forks: Sequence[Fork | ManifestStore]) -> list[ForkState]:
     return [freeze_store(fork.store if isinstance(fork, Fork) else fork) for fork in forks]
 
@@ -873,56 +867,6 @@ def commits_of(session: Session) -> SessionCommits:
     return session._writable()
 
 
-def initialized_chunks(
-    session: Session, path: str, region: Sequence[Bounds] | Box | None = None
-) -> IndexArray:
-    """Coordinates (int64[n, ndim]) of an array's chunks, in C order, for the rest of the package.
-
-    Uncommitted changes are included. Where the index of initialized chunks is up to date, no
-    manifest of the base is read.
-    """
-    return compact.presence_index.initialized_coords(
-        session._contents, path, region, branch=session._pin.branch
-    )
-
-
 def estimate_of(session: Session) -> Usage:
     """What `Repository.du` estimates for the snapshot of a session, for the rest of the package."""
     return totals_of(session._contents.view)
-
-
-def preload_report(session: Session, wait_s: float = 0.0) -> tuple[PreloadedManifest, ...]:
-    """Which manifests were fetched in the background, and why others were not.
-
-    Parameters
-    ----------
-    wait_s : float, default 0
-        Wait this many seconds at most for it to end.
-
-    Examples
-    --------
-    >>> import numpy as np, xarray as xr, zarr_manifests as zm
-    >>> from zarr_manifests.session import preload_report
-    >>> repo = zm.create("memory://preload-example")
-    >>> with repo.transaction(message="a coordinate") as store:
-    ...     _ = xr.Dataset(coords={"x": np.arange(3)}).to_zarr(store, consolidated=False)
-    >>> report = preload_report(repo.readonly_session(), wait_s=1)
-    >>> [(one.state, one.refs, one.why) for one in report]
-    [('skipped', 1, 'it is here already')]
-    """
-    if wait_s > 0:
-        session._pin.preload.wait(wait_s)
-    return session._pin.preload.report()
-
-
-def chunk_map_of(session: Session, path: str, *, side: int = 96) -> ChunkMap:
-    """The map of an array's chunks, of about `side` x `side` cells, for the rest of the package.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such array.
-    """
-    from zarr_manifests.engine.edit.map_chunks import chunk_map
-
-    return chunk_map(session._contents, path, side)

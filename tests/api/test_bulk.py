@@ -24,8 +24,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.ids import crc32c
 from zarr_manifests.reports import Amount
-from zarr_manifests.repository import build_index
-from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import workspace_of
 
@@ -106,9 +104,6 @@ class Model:
         self.repository.compact(mode=mode)
         self.session = self.repository.writable_session()
 
-    def index(self) -> None:
-        build_index(self.repository)
-
     def check(self, box: list[slice]) -> None:
         due = [(self.session, self.length, self.chunks)]
         if self.committed is not None:
@@ -128,8 +123,6 @@ class Model:
             assert list(map(tuple, found.coords.tolist())) == sorted(expected)
             assert found.length.tolist() == [len(expected[at]) for at in sorted(expected)]
             assert dict(session.read_chunks("a", box)) == expected
-            there = initialized_chunks(session, "a", box)
-            assert found.coords.tolist() == there.tolist()
 
 
 AT = st.integers(0, LENGTH + 3)
@@ -142,9 +135,7 @@ TURNS = st.one_of(
     st.tuples(st.just("unset"), AT),
     st.tuples(st.just("resize"), st.integers(1, LENGTH + 6)),
     st.tuples(st.just("compact"), st.sampled_from(["minor", "major", "full"])),
-    st.sampled_from(
-        [("commit",), ("commit",), ("commit",), ("index",), ("recreate",), ("discard",)]
-    ),
+    st.sampled_from([("commit",), ("commit",), ("commit",), ("recreate",), ("discard",)]),
 )
 BOUND = st.none() | st.integers(-3, LENGTH + 3)
 BOX = st.tuples(st.builds(slice, BOUND, BOUND), st.builds(slice, BOUND, BOUND)).map(list)

@@ -18,7 +18,6 @@ from zarr_manifests import Repository, Session
 from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.repository import changed_cells
-from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 
 type Cells = set[Coords]
@@ -44,7 +43,7 @@ def rows_at(repository: Repository, snapshot_id: str) -> dict[Coords, tuple[int,
             values.append(np.full((40, 40), -1))
             continue
         values.append(array[...])
-        for chunk in initialized_chunks(session, path).tolist():
+        for chunk in session.chunk_refs(path).coords.tolist():
             sides = (
                 range(k * c, min((k + 1) * c, n))
                 for k, c, n in zip(chunk, array.chunks, array.shape, strict=True)

@@ -26,7 +26,6 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.repository import build_index
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
@@ -107,7 +106,6 @@ def small() -> MemoryStorage:
 def test_only_the_heads(small: MemoryStorage) -> None:
     source, place = opened(copy_of(small)), MemoryStorage()
     source.compute_statistics()
-    build_index(source)
     report = zm.clone(source, place, "head")
     clone = opened(place)
     assert clone.verify().problems == ()

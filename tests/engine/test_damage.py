@@ -29,7 +29,6 @@ from zarr_manifests.errors import (
     NotARepositoryError,
     UnsupportedFormatError,
 )
-from zarr_manifests.repository import build_index
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.memory import MemoryStorage
 
@@ -74,7 +73,6 @@ def make(seed: int) -> MemoryStorage:
             if i == 4:
                 repository.create_tag("t")
                 repository.create_branch("b")
-                build_index(repository)
     return storage
 
 

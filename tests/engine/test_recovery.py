@@ -24,7 +24,6 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.ids import snapshot_key
-from zarr_manifests.repository import build_index
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
 
@@ -44,7 +43,6 @@ def whole() -> MemoryStorage:
     for more in ("", "-too"):  # so that older archives name other pages
         tags = {name + more: head for name in names}
         change_root(repository, "create tag", lambda root, tags=tags: replace(root, tags=tags))
-    build_index(repository)
     repository.garbage_collect(NOW)
     repository.create_tag("last")
     return storage

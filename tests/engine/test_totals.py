@@ -23,7 +23,6 @@ from stored import put
 from zarr_manifests import Repository, Session
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
 from zarr_manifests.reports import Amount, Usage
-from zarr_manifests.repository import build_index
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
@@ -122,16 +121,13 @@ def change(session: Session, draw: Callable[[Any], Any]) -> None:
 
 def step(repository: Repository, draw: Callable[[Any], Any]) -> None:
     """A commit, or a compaction."""
-    doing = draw(st.sampled_from(["commit"] * 6 + ["compact"] * 3 + ["index", "revert", "amend"]))
+    doing = draw(st.sampled_from(["commit"] * 6 + ["compact"] * 3 + ["revert", "amend"]))
     if doing == "compact":
         ratio = {"size-ratio": draw(st.sampled_from([0.0, 0.3, 1.0])), "fan-in": 2}
         sets = [{"default": {"max-manifest-size": draw(st.sampled_from([4, 1000]))}}]
         config = {"compaction": ratio, "chunk-manifests": {"sets": sets}}
         mode = draw(st.sampled_from(["minor", "minor", "major", "full"]))
         zm.open(repository.storage, config).compact(mode=mode)
-        return
-    if doing == "index":
-        build_index(repository)
         return
     if doing == "revert":
         done = [info for info in repository.ancestry() if info.kind != "rewrite"][:-1]

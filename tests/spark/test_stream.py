@@ -24,7 +24,6 @@ from inside import root_of
 from zarr_manifests import Repository
 from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError
 from zarr_manifests.repository import context_of
-from zarr_manifests.session import initialized_chunks
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
 from zarr_manifests.spark.stream import ChangeStream, StreamOptions
 
@@ -201,7 +200,7 @@ def stored_cells(repo: Repository) -> set[tuple[int, float]]:
     return {
         (t, x * 10.0)
         for name in "ab"
-        for i, j in initialized_chunks(session, name).tolist()
+        for i, j in session.chunk_refs(name).coords.tolist()
         for t in range(i * 3, min(i * 3 + 3, size))
         for x in range(j * 2, j * 2 + 2)
     }

@@ -11,7 +11,6 @@ import zarr_manifests as zm
 from specified import contents, load, reader
 from zarr_manifests.engine.history.changes_between import chunks_there
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.session import initialized_chunks
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
@@ -37,8 +36,8 @@ def check_presence(line: Any, repository: zm.Repository) -> None:
     """What is there, as it is told without a listing."""
     session = repository.readonly_session("main")
     there = sorted(line.chunks)
-    assert initialized_chunks(session, "x")[:, 0].tolist() == there
-    some = initialized_chunks(session, "x", [slice(3, 9)])
+    assert session.chunk_refs("x").coords[:, 0].tolist() == there
+    some = session.chunk_refs("x", [slice(3, 9)]).coords
     assert some[:, 0].tolist() == [c for c in there if 3 <= c < 9]
     every = np.arange(by_hand.LENGTH).reshape(-1, 1)
     known = chunks_there(contents_of(session.store).view, by_hand.ARRAY, every)

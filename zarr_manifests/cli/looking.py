@@ -127,15 +127,11 @@ def run_cat(
     from zarr_manifests.bulk import use_bulk
     from zarr_manifests.decoding import readable
     from zarr_manifests.display import attributes_of, hierarchy
-    from zarr_manifests.keys import no_array
     from zarr_manifests.store import contents_of
 
     session = repo.readonly_session(at)
-    nodes = contents_of(session.store).view.nodes
-    node = nodes.get(array.strip("/"))
-    if node is None or node.array is None:
-        arrays = (name for name, one in nodes.items() if one.array is not None)
-        raise no_array(array, arrays, f" at {session.snapshot_id}")
+    node = contents_of(session.store).array_at(array)
+    assert node.array is not None
     shape = node.array.shape
     chosen = _corner(shape, limit) if index is None else _parsed(index, shape)
     count = math.prod(map(len, chosen))

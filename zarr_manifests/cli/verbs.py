@@ -270,10 +270,10 @@ class Told:
     wrong: bool = False
 
 
-def say(text: str, *, nl: bool = True) -> None:
+def say(text: str) -> None:
     """Print the text as it is, without tables and colors."""
     try:
-        typer.echo(text, nl=nl)
+        typer.echo(text)
     except BrokenPipeError as error:
         raise ReaderGoneError from error
 

@@ -1,34 +1,23 @@
-"""What opening a snapshot fetches besides the snapshot and its base: digests, and manifests ahead.
+"""What opening a snapshot fetches besides the snapshot and its base: digests.
 
 A reader opens a branch in two rounds of requests: the root, then everything the root names, all at
 once. The root can name few objects, and a snapshot can carry copies of few. If opening needs more
 deltas than that, the newest of them are combined into a digest. It reaches back from the newest
 delta over everything that is at most twice as large as all that is newer. So sizes at least double
 from digest to digest, and a byte is copied into a digest only logarithmically often.
-
-Candidates for a *preload* are the manifests with leaves of the arrays that `preload.arrays` names
-(by default every CF coordinate), and the live deltas with chunks of these arrays, since a lookup
-needs both. The smallest are chosen first, up to `max-manifests`. A candidate with more than
-`max-manifest-size` refs is skipped, and one whose bytes are already here. Invariants: every
-candidate is either chosen or skipped with a reason; the result does not depend on the input's
-order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
-from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import Delta, Digest
-from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
 from zarr_manifests.planning.tables.merge import Layer, merge_layers
 
 _AHEAD_MOST: Final = 4  # objects that a branch names besides snapshot and base
@@ -190,95 +179,3 @@ def _layers(
         if node_id in cuts
     }
     return layers if speak | cut_in <= known else None
-
-
-# --- preload -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An object with refs of an array to preload."""
-
-    blob: BlobRef
-    refs: int
-
-    @property
-    def order(self) -> tuple[int, int, str]:
-        """Sort key: smallest first."""
-        return self.refs, self.blob.length, self.blob.key
-
-
-type PreloadPlan = tuple[Sequence[Candidate], Sequence[tuple[Candidate, str]]]
-"""The candidates to fetch, in this order; and those that are skipped, each with the reason."""
-
-
-def plan_preload(
-    preload: Preload,
-    arrays: Iterable[ArrayFacts],
-    base: BaseIndex,
-    deltas: Sequence[DeltaEntry] = (),
-    here: Collection[str] = (),
-) -> PreloadPlan:
-    """Return what to preload, and what is skipped.
-
-    Parameters
-    ----------
-    preload : Preload
-        The `preload` section of the configuration.
-    arrays : iterable of ArrayFacts
-        The arrays of the snapshot.
-    base : BaseIndex
-        The base of the snapshot.
-    deltas : sequence of DeltaEntry
-        The live deltas of the snapshot.
-    here : collection of str
-        Keys of objects that need no fetching, besides those that the snapshot carries copies of.
-
-    Examples
-    --------
-    >>> from zarr_manifests.config.manifest_sets import Preload
-    >>> from zarr_manifests.format.records import BlobRef
-    >>> from zarr_manifests.format.manifest import ManifestRef, Part
-    >>> from zarr_manifests.grid import Box
-    >>> from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex
-    >>> from zarr_manifests.planning.at_open import plan_preload
-    >>> node_id = b"time" + bytes(8)
-    >>> time = ArrayFacts(node_id, "/time", (3,), 3, ("time",))
-    >>> blob = BlobRef("manifests/000000000001-0123456789abcdef01234567/1", 100, 0)
-    >>> base = BaseIndex([ManifestRef(blob, (Part(node_id, Box((0,), (3,)), 3),))])
-    >>> [len(candidates) for candidates in plan_preload(Preload(), [time], base)]
-    [1, 0]
-    """
-    wanted = {
-        array.node_id
-        for array in arrays
-        if (array.is_coordinate if preload.arrays is None else preload.matches(array.path))
-    }
-    if not preload.max_manifests or not wanted:
-        return (), ()
-    keys = {key for node_id in wanted for key in base.manifests_of(node_id)}
-    found = {key: Candidate(base[key].blob, _refs(base[key].parts)) for key in keys}
-    for delta in deltas:
-        if any(part.node_id in wanted for part in delta.embedded):
-            found[delta.log.key] = Candidate(delta.log, _refs(delta.embedded))
-        for ref in delta.manifests:
-            if any(part.node_id in wanted for part in ref.parts):
-                found[ref.blob.key] = Candidate(ref.blob, _refs(ref.parts))
-    fetched: list[Candidate] = []
-    skipped: list[tuple[Candidate, str]] = []
-    for candidate in sorted(found.values(), key=lambda candidate: candidate.order):
-        if candidate.blob.copy is not None or candidate.blob.key in here:
-            skipped.append((candidate, "it is here already"))
-        elif candidate.refs > preload.max_manifest_size:
-            most = f"max-manifest-size, {preload.max_manifest_size:,}"
-            skipped.append((candidate, f"its {candidate.refs:,} chunk refs are more than {most}"))
-        elif len(fetched) == preload.max_manifests:
-            why = f"smaller ones have reached max-manifests, {preload.max_manifests:,}"
-            skipped.append((candidate, why))
-        else:
-            fetched.append(candidate)
-    return fetched, skipped
-
-
-def _refs(parts: Iterable[Part]) -> int:
-    return sum(part.count for part in parts)

@@ -18,7 +18,6 @@ from zarr_manifests.reports.array_reports import IngestReport as IngestReport
 from zarr_manifests.reports.array_reports import LeafPlace as LeafPlace
 from zarr_manifests.reports.array_reports import ManifestLayout as ManifestLayout
 from zarr_manifests.reports.array_reports import ManifestPlace as ManifestPlace
-from zarr_manifests.reports.array_reports import PreloadedManifest as PreloadedManifest
 from zarr_manifests.reports.array_reports import StatisticsReport as StatisticsReport
 from zarr_manifests.reports.array_reports import Usage as Usage
 from zarr_manifests.reports.upkeep_reports import CloneReport as CloneReport

@@ -344,31 +344,6 @@ class ManifestLayout(Report):
 
 
 @dataclass(frozen=True, slots=True)
-class PreloadedManifest(Report):
-    """A manifest or delta with chunk refs of an array that is preloaded.
-
-    Parameters
-    ----------
-    key : str
-        Its key in the storage.
-    refs : int
-        Chunk refs in it.
-    nbytes : int
-        Its bytes.
-    state : {"fetched", "skipped", "failed", "waiting", "cancelled"}
-        What became of it.
-    why : str
-        Why it was skipped, or could not be fetched; else empty.
-    """
-
-    key: str
-    refs: int
-    nbytes: int
-    state: str
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class IngestedFile(Report):
     """A file whose rows were committed.
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from zarr_manifests.grid import Coords
 from zarr_manifests.report import Problem, Report
-from zarr_manifests.texts import bytes_text, count_text, time_text
+from zarr_manifests.texts import bytes_text, count_text, listed, time_text
 
 _SHOWN: Final = 10
 
@@ -334,8 +334,7 @@ class CollectionReport(Report):
             )
         tags = [name for name, until in self.held_by.items() if until is None]
         if self.held_nbytes:
-            more = f" and {len(tags) - _SHOWN:,} more" if len(tags) > _SHOWN else ""
-            said = f"{', '.join(tags[:_SHOWN])}{more}" if tags else "leases"
+            said = listed(tags, _SHOWN) if tags else "leases"
             yield f"{bytes_text(self.held_nbytes)} of chunks are only kept for {said}"
         for name, end in self.held_by.items():
             if end is not None:

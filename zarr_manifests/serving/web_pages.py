@@ -26,6 +26,7 @@ from starlette.routing import Route
 from xarray.backends.zarr import FillValueCoder
 
 from zarr_manifests.display import attributes_of, fields_of, hierarchy
+from zarr_manifests.engine.edit.map_chunks import chunk_map
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray
@@ -36,7 +37,7 @@ from zarr_manifests.report import plain
 from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops
 from zarr_manifests.repository import graph_of
 from zarr_manifests.serving.answers import OpenSnapshot, Served, status_of
-from zarr_manifests.session import chunk_map_of, estimate_of
+from zarr_manifests.session import estimate_of
 from zarr_manifests.texts import bytes_text, count_text, plain_text, time_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
 
@@ -304,8 +305,8 @@ class _ShownArray:
     def chunk_map(self) -> ChunkMap:
         # A grid that is long in one direction only gets many lines.
         side = _LONG_SIDE if sum(n > 1 for n in self.meta.grid.hi) <= 1 else _SIDE
-        path, session = self.node.path, self.opened.session
-        return self.opened.contents.guarded(lambda: chunk_map_of(session, path, side=side))
+        contents = self.opened.contents
+        return contents.guarded(partial(chunk_map, contents, self.node.path, side))
 
     def changed(self, diff: Diff | None) -> IndexArray | None:
         """The coordinates of its changed chunks, without those beyond its grid."""

@@ -33,7 +33,7 @@ from zarr_manifests.bulk import use_bulk, write_here
 from zarr_manifests.bulk.writing import watched
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.chunk_statistics import record_zones
-from zarr_manifests.engine.edit.forks import freeze, revive
+from zarr_manifests.engine.edit.forks import freeze, merge_forks, revive
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.zone_maps import Bounds
@@ -46,9 +46,9 @@ from zarr_manifests.planning.zones.measure import (
     measure,
 )
 from zarr_manifests.repositories import let_others_open
-from zarr_manifests.session import Fork, Session, merge_own
+from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
-from zarr_manifests.store import ManifestStore, freeze_store
+from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 
 _of_thread = threading.local()
 
@@ -204,7 +204,8 @@ class DatasetWriter(ArrayWriter):
             # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
             origin = freeze_store(session.fork().store)
             written = _write_blocks(origin, self, scheduler, statistics=self._statistics)
-            merge_own(session, [_fork_with(origin, copy_id, own) for copy_id, own in written])
+            made = [_fork_with(origin, copy_id, own) for copy_id, own in written]
+            merge_forks(workspace_of(session.store), made)
         for array in self._all:
             array.record()
 

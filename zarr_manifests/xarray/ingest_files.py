@@ -57,7 +57,7 @@ from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import IngestedFile, IngestReport, Problem
 from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.session import Fork, Session, initialized_chunks
+from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, workspace_of
@@ -818,7 +818,8 @@ def _refer(
     placed = replace(refs, index=moved(refs.index))
     store.set_virtual_refs(path, **{each.name: getattr(placed, each.name) for each in fields(refs)})
     virtual = {tuple(at) for at in refs.index.tolist()}
-    others = [at for at in initialized_chunks(session, name).tolist() if tuple(at) not in virtual]
+    there = session.chunk_refs(name).coords.tolist()
+    others = [at for at in there if tuple(at) not in virtual]
     if others:
         for at, data in session.read_chunks(name, coords=np.array(others, np.int64)):
             key = array.metadata.encode_chunk_key(tuple(moved([at])[0].tolist()))

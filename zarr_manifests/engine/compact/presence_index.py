@@ -6,8 +6,8 @@ than a leaf apply to it. Invariant: an index that is missing, outdated or unread
 absent, so results never depend on it.
 
 A writer of new leaves calls `index_leaves` for the objects to upload, and `with_entries` for the
-branch that refers to them. A compaction does so in the swap that installs its leaves; `build_index`
-does so for existing leaves. A commit writes no leaves.
+branch that refers to them. A compaction does so in the swap that installs its leaves. A commit
+writes no leaves.
 
 Each branch of the root refers to a directory, or to none. The directory refers to bitmap objects
 (`blobs`) and to objects of other indexes (`others`). These are reachable, and nothing else under
@@ -23,15 +23,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-import numpy as np
-
 from zarr_manifests.engine.compact.zone_index import NewPages, pages_after
 from zarr_manifests.engine.edit.move_nodes import node_path
-from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.root.epochs import fenced
-from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import amounts_of, changes_of, leaf_name
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -42,18 +38,17 @@ from zarr_manifests.engine.snapshot.zones import (
 )
 from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.chunk_table import RefKind
-from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry, LeafName
+from zarr_manifests.format.index import Bitmap, Bitmaps, IndexDirectory, IndexEntry
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box
 from zarr_manifests.keys import no_array
 from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
-from zarr_manifests.planning.tables.live_deltas import kinds_at, laid_over, lies_in, rows_in
+from zarr_manifests.planning.tables.live_deltas import kinds_at, lies_in, rows_in
 from zarr_manifests.planning.tables.merge import Overlay, inside
-from zarr_manifests.planning.tables.regions import Bounds, chunk_box
 from zarr_manifests.planning.tables.sums import NOTHING
 from zarr_manifests.planning.upkeep.garbage import parts
 from zarr_manifests.reports import Amount, Usage
@@ -84,11 +79,6 @@ class Presence:
     """Which chunks of a snapshot exist. Fetches only what the queries need.
 
     It uses the index of the branch, or of `main` if none is given.
-
-    Attributes
-    ----------
-    counted : bool
-        Whether a leaf had to be read because the index did not have it.
     """
 
     def __init__(self, context: ReadContext, view: SnapshotView, branch: str | None = None) -> None:
@@ -96,24 +86,6 @@ class Presence:
         self._view = view
         self._branch = branch
         self._directory: IndexDirectory | None = None
-        self.counted = False
-
-    def coords(self, node_id: bytes, region: Box) -> IndexArray:
-        """Coordinates (int64[n, ndim]) of the chunks in the region that exist, in C order."""
-        groups = self._groups(node_id, region)
-        if not region.size:
-            return np.empty((0, region.ndim), np.int64)
-        due = [leaf for group in groups for leaf in group.leaves if leaf.part.box.overlaps(region)]
-        bitmaps = self._bitmaps(node_id, due)
-        parts = []
-        for group in groups:
-            shared = [leaf.part.box for leaf in group.leaves if leaf.part.box in bitmaps]
-            found = [bitmaps[box].coords(region) for box in shared]
-            coords = np.concatenate([np.empty((0, region.ndim), np.int64), *found])
-            if group.overlay.truncated is not None:
-                coords = coords[inside(coords, group.overlay.truncated)]
-            parts.append(laid_over(coords, group.overlay.table, region))
-        return parts[0] if len(parts) == 1 else laid_over(np.concatenate(parts), None, region)
 
     def count(self, node_id: bytes) -> int:
         """Number of chunks that exist."""
@@ -137,13 +109,10 @@ class Presence:
         tables = [group.overlay.table for group in groups]
         return sum(known) + sum(int(table.length.sum()) for table in tables if table is not None)
 
-    def _groups(self, node_id: bytes, region: Box | None = None) -> list[_Group]:
-        """The node's leaves and the rows of live deltas, in groups; each row is in one group.
-
-        With a region, rows outside it may be missing.
-        """
+    def _groups(self, node_id: bytes) -> list[_Group]:
+        """The node's leaves and the rows of live deltas, in groups; each row is in one group."""
         leaves = self._view.index.placed(node_id)
-        overlay = self._view.overlay(node_id, 0, region)
+        overlay = self._view.overlay(node_id, 0)
         merged = [leaf for leaf in leaves if leaf.merged]
         if not merged:
             return [_Group(leaves, overlay)]
@@ -152,7 +121,7 @@ class Presence:
         groups = [_Group(others, Overlay(overlay.truncated, rest))]
         for sequence in sorted({leaf.merged for leaf in merged}):
             due = [leaf for leaf in merged if leaf.merged == sequence]
-            newer = self._view.overlay(node_id, sequence, region)
+            newer = self._view.overlay(node_id, sequence)
             rows = rows_in(newer.table, (leaf.part.box for leaf in due))
             groups.append(_Group(due, Overlay(newer.truncated, rows)))
         return groups
@@ -194,7 +163,6 @@ class Presence:
                 found[leaf.part.box] = bitmap
         missing = {leaf.part.box for leaf in leaves} - found.keys()
         if missing:
-            self.counted = True
             for table in self._view.leaves(node_id, missing.__contains__):
                 found[table.box] = Bitmap.of(table)
         return found
@@ -216,30 +184,6 @@ def _concerned(group: _Group) -> list[PlacedLeaf]:
         return cuts or (rows is not None and bool(lies_in(box, rows).any()))
 
     return [leaf for leaf in group.leaves if concerned(leaf.part.box)]
-
-
-def initialized_coords(
-    contents: SessionView,
-    path: str,
-    region: Sequence[Bounds] | Box | None,
-    *,
-    branch: str | None,
-) -> IndexArray:
-    """Coordinates (int64[n, ndim]) of the array's chunks in the region that exist.
-
-    `branch` selects the index to use.
-    """
-    node = contents.array_at(node_path(path))
-    assert node.array is not None
-    box = chunk_box(node.array.grid, region)
-    with contents.lock:
-        cut = contents.changes.truncated.get(node.node_id)
-        changed = contents.changes.table(node.node_id)
-    presence = Presence(contents.context, contents.view, branch)
-    coords = presence.coords(node.node_id, box)
-    if cut is not None:
-        coords = coords[inside(coords, cut)]
-    return laid_over(coords, changed, box)
 
 
 def counted_usage(context: ReadContext, view: SnapshotView, path: str, branch: str | None) -> Usage:
@@ -318,34 +262,6 @@ def with_entries(
     return replace(branch, index=uploads[-1].ref.bare()), uploads
 
 
-def build_index(context: Context, branch: str) -> int:
-    """Index the leaves of the branch's base that are not indexed yet; return how many."""
-    return opened(partial(_build_index, context, branch))
-
-
-def _build_index(context: Context, branch: str) -> int:
-    at = context.roots.read()
-    tip = context.roots.branch(at.root, branch)
-    keys = SessionKeys(at.root.version, context.runtime)
-    view = context.open_branch(tip)
-    leaves = [
-        PlacedLeaf(part, manifest, merged)
-        for manifest in view.manifests
-        for part, merged in manifest.leaves()
-    ]
-    known = _usable(context, tip.index, leaves)
-    due = [leaf for leaf in leaves if leaf_name(leaf) not in known]
-    if not due:
-        return 0
-    uploads, entries = index_leaves(keys, _bitmaps(view, due))
-    context.runtime.parallel(
-        [partial(context.objects.create, upload.key, upload.data) for upload in uploads]
-    )
-
-    add_to_index(context, branch, view, keys, "build index", entries)
-    return len(due)
-
-
 def add_to_index(
     context: Context,
     branch: str,
@@ -382,24 +298,3 @@ def add_to_index(
         return new.with_feature(ZONE_MAPS) if zones else new
 
     context.roots.update(change, operation, branch, "", _ATTEMPTS)
-
-
-def _usable(
-    context: ReadContext, pointer: BlobRef | None, leaves: Sequence[PlacedLeaf]
-) -> set[LeafName]:
-    """The leaves that are in the index with readable bitmaps."""
-    entries = index_directory(context, pointer).entries
-    found = [entries[leaf_name(leaf)] for leaf in leaves if leaf_name(leaf) in entries]
-
-    blobs = {entry.blob.key: entry.blob for entry in found}
-    checks = [partial(usable, context, blob, Bitmaps) for blob in blobs.values()]
-    there = dict(zip(blobs, context.runtime.parallel(checks), strict=True))
-    return {entry.name for entry in found if there[entry.blob.key] is not None}
-
-
-def _bitmaps(
-    view: SnapshotView, leaves: Sequence[PlacedLeaf]
-) -> Iterable[tuple[bytes, BlobRef, int, Bitmap]]:
-    for leaf in sorted(leaves, key=lambda leaf: (leaf.part.node_id, leaf.part.box.lo)):
-        (table,) = view.leaves(leaf.part.node_id, leaf.part.box.__eq__)
-        yield leaf.part.node_id, leaf.manifest.blob, int(table.length.sum()), Bitmap.of(table)

@@ -65,7 +65,7 @@ from zarr_manifests.planning.upkeep.garbage import (
     uses_of,
 )
 from zarr_manifests.planning.zones.meaning import zones_of_chunks
-from zarr_manifests.progress import expect, tell
+from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
@@ -112,7 +112,7 @@ def repack_chunks(
 
     def look() -> tuple[RootAt, dict[str, Use]]:
         at = context.roots.read()
-        return at, _uses(context, _head(context, at, branch))
+        return at, _uses(_head(context, at, branch))
 
     at, uses = opened(look)
     sizes = _sizes(context, uses)
@@ -163,13 +163,10 @@ def _node_ids(view: SnapshotView) -> list[bytes]:
     return [node.node_id for node in listed if node.kind is not NodeKind.GROUP]
 
 
-def _uses(context: ReadContext, view: SnapshotView) -> dict[str, Use]:
+def _uses(view: SnapshotView) -> dict[str, Use]:
     """The live part of each chunk object at the head; one array's refs are in memory at a time."""
     found: dict[str, Use] = {}
-    nodes = _node_ids(view)
-    expect("looking at refs", len(nodes))
-    for done, node_id in enumerate(nodes):
-        tell("looking at refs", done)
+    for node_id in counted("looking at refs", _node_ids(view)):
         table = view.chunks(node_id)
         if table is not None:
             for key, use in uses_of(table).items():

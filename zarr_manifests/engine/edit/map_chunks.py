@@ -37,7 +37,7 @@ _FIRST_COMMITS: Final = 8
 _AT_ONCE: Final = 64
 
 
-def chunk_map(contents: SessionView, path: str, side: int) -> ChunkMap:
+def chunk_map(contents: SessionView, path: str, side: int = 96) -> ChunkMap:
     """The map of an array's chunks, of at most `side` x `side` cells (see `Folding`).
 
     Uncommitted changes are included; they count as made now. At most 1,000 commits are looked at.

@@ -1,8 +1,11 @@
 """Manifests fetched in the background, before they are needed.
 
-`planning.at_open` chooses them. They are fetched through `Objects`: a read that needs a
-manifest in flight waits for that fetch, and a preload does not repeat a fetch of a read. A few
-*lanes* work on the plan: each background call fetches one object and then schedules the next call.
+Candidates are the manifests with leaves of the arrays that `preload.arrays` names (by default every
+CF coordinate), and the live deltas with chunks of these arrays, since a lookup needs both.
+
+They are fetched through `Objects`: a read that needs a manifest in flight waits for that fetch, and
+a preload does not repeat a fetch of a read. A few *lanes* work on the plan: each background call
+fetches one object and then schedules the next call.
 
 Invariants: a preload raises no errors, since a read that needs the object raises its own; after
 `cancel` no fetch begins; at most the fetch in flight delays the interpreter's exit, since a runtime
@@ -15,30 +18,22 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from operator import itemgetter
+from typing import Final
 
 from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.engine.objects.metadata import ObjectReader
-from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.manifest import Manifest, Part
-from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
-from zarr_manifests.format.snapshot import DeltaEntry
-from zarr_manifests.planning.at_open import Candidate, PreloadPlan, plan_preload
-from zarr_manifests.planning.layout.leaves import NodeFacts
+from zarr_manifests.keys import absolute
 from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
-
-if TYPE_CHECKING:
-    from zarr_manifests.reports import PreloadedManifest
 
 _LOG = logging.getLogger(__name__)
 _LANES: Final = 16  # of the threads that reads use too
@@ -68,21 +63,13 @@ class SnapshotPreload:
         self._lock = ForkSafeLock()
         self._pid = os.getpid()
         self._cancelled = False
-        self._plan: PreloadPlan | None = None
-        self._queue: deque[Candidate] = deque()
-        self._became: dict[str, tuple[str, str]] = {}
-        self._filled = False
-        self._lanes = 0
-        self._ended: Future[None] = Future()
+        self._queue: deque[BlobRef] = deque()
 
     def start(self) -> None:
         """Start, unless everything that could be fetched is here already."""
         view = self._view
         if view is not None and self._options.max_manifests and self._any_is_elsewhere(view):
-            self._lanes = 1
             self._go_on()
-        else:
-            self._ended.set_result(None)
 
     def cancel(self) -> None:
         """Fetch nothing more. Takes no lock, since it may be called during garbage collection."""
@@ -94,28 +81,6 @@ class SnapshotPreload:
         cancel = weakref.WeakMethod(self.cancel)
         weakref.finalize(owner, _call, cancel).atexit = False
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until nothing more will be fetched, or until the time is up."""
-        if self._pid == os.getpid():
-            wait_for([self._ended], timeout_s)
-
-    def report(self) -> tuple[PreloadedManifest, ...]:
-        """What has become of the planned fetches."""
-        from zarr_manifests.reports import PreloadedManifest  # rarely needed, and many classes
-
-        fetched, skipped = self._planned()
-        with self._lock:
-            # A thread of the parent may have held the future's lock when this child was forked.
-            done = self._pid != os.getpid() or self._ended.done()
-            became = dict(self._became)
-        left = "cancelled" if done or self._cancelled else "waiting"
-        found = [(c, *became.get(c.blob.key, (left, ""))) for c in fetched]
-        found += [(candidate, "skipped", why) for candidate, why in skipped]
-        return tuple(
-            PreloadedManifest(c.blob.key, c.refs, c.blob.length, state, why)
-            for c, state, why in sorted(found, key=lambda one: one[0].order)
-        )
-
     def _any_is_elsewhere(self, view: SnapshotView) -> bool:
         """Whether anything may have to be fetched; a quick check before planning."""
         any_axes = self._options.arrays is not None  # coordinates have one
@@ -123,18 +88,8 @@ class SnapshotPreload:
             ref.copy is None
             and (any_axes or any(len(part.box.lo) == 1 for part in parts))
             and self._objects.recall(ref, _kind(ref)) is None
-            for ref, parts in _refs_of(view)
+            for _, ref, parts in _tables_of(view)
         )
-
-    def _planned(self) -> PreloadPlan:
-        plan = self._plan
-        if plan is None:
-            view = self._view
-            made = _plan(self._objects, self._options, view) if view is not None else ((), ())
-            with self._lock:
-                plan = self._plan = self._plan or made
-            self._view = None
-        return plan
 
     def _go_on(self) -> None:
         """Schedule the lane's next call; if the runtime takes no more calls, end."""
@@ -142,7 +97,6 @@ class SnapshotPreload:
             self._runtime.background(self._run)
         except RuntimeError:  # raised by executors when the interpreter exits
             self.cancel()
-            self._leave()
 
     def _run(self) -> None:
         """Fetch one object, and schedule the next fetch."""
@@ -152,30 +106,22 @@ class SnapshotPreload:
             _LOG.debug("nothing of %s is preloaded", self.snapshot_id, exc_info=True)
             due = None
         if due is None:
-            self._leave()
             return
-        became = "failed", "it could not be fetched"
         try:
-            self._objects.load(due.blob, _kind(due.blob))
-            became = "fetched", ""
-        except (ManifestsError, OSError) as error:
-            became = "failed", str(error)
-            _LOG.debug("%s could not be preloaded", due.blob.key, exc_info=True)
+            self._objects.load(due, _kind(due))
+        except (ManifestsError, OSError):
+            _LOG.debug("%s could not be preloaded", due.key, exc_info=True)
         finally:
-            with self._lock:
-                self._became[due.blob.key] = became
             self._go_on()
 
-    def _next(self) -> Candidate | None:
+    def _next(self) -> BlobRef | None:
+        view = self._view
         if self._stopped():
             return None
-        if not self._filled:
-            self._filled = True  # before there is a second lane
-            self._queue.extend(self._planned()[0])
-            more = min(_LANES, len(self._queue)) - 1
-            for _ in range(more):
-                with self._lock:
-                    self._lanes += 1
+        if view is not None:  # there is no second lane yet
+            self._view = None
+            self._queue.extend(_plan(self._objects, self._options, view))
+            for _ in range(min(_LANES, len(self._queue)) - 1):
                 self._go_on()
         with self._lock:
             return self._queue.popleft() if self._queue and not self._stopped() else None
@@ -183,60 +129,65 @@ class SnapshotPreload:
     def _stopped(self) -> bool:
         return self._cancelled or self._pid != os.getpid()
 
-    def _leave(self) -> None:
-        with self._lock:
-            self._lanes -= 1
-            if self._lanes == 0:
-                self._ended.set_result(None)
 
-
-def _refs_of(view: SnapshotView) -> Iterator[tuple[BlobRef, Sequence[Part]]]:
-    """All objects with chunk tables, and their tables."""
-    for ref in view.manifests_here():
-        yield ref.blob, ref.parts
-    for entry in view.snapshot.deltas:
+def _tables_of(view: SnapshotView) -> Iterator[tuple[int, BlobRef, Sequence[Part]]]:
+    """All objects with chunk tables, and their tables: position of the delta, or -1."""
+    for ref in view.manifests_here():  # a preload loads no pages: each has copies of small ones
+        yield -1, ref.blob, ref.parts
+    for at, entry in enumerate(view.snapshot.deltas):
         if entry.embedded:
-            yield entry.log, entry.embedded
+            yield at, entry.log, entry.embedded
         for ref in entry.manifests:
-            yield ref.blob, ref.parts
+            yield at, ref.blob, ref.parts
 
 
 def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
     return Delta if ref.key.startswith("deltas/") else Manifest
 
 
-def _plan(objects: ObjectReader, options: Preload, view: SnapshotView) -> PreloadPlan:
-    base = view.manifests_here()  # a preload loads no pages: each has copies of small manifests
-    known = {part.node_id for ref in base for part in ref.parts} | view.touched()
+def _plan(objects: ObjectReader, options: Preload, view: SnapshotView) -> list[BlobRef]:
+    known = {part.node_id for ref in view.manifests_here() for part in ref.parts} | view.touched()
     # Of thousands of arrays few are coordinates, and only these are examined further.
-    nodes = {
-        node.node_id: node
+    wanted = {
+        node.node_id
         for node in view.nodes_here()
-        if node.kind is NodeKind.ARRAY
-        and node.node_id in known
-        and (options.arrays is not None or (node.array and node.array.is_coordinate(node.path)))
+        if node.node_id in known and node.array is not None
+        if options.arrays is not None or node.array.is_coordinate(node.path)
+        if options.arrays is None or options.matches(absolute(node.path))
     }
-    here = {ref.key for ref, _ in _refs_of(view) if objects.recall(ref, _kind(ref)) is not None}
-    arrays = NodeFacts(nodes, {}).values()
-    index = view.index if view.pages is None else index_of(base)
-    return plan_preload(options, arrays, index, _without_digests(view), here)
+    covered = {at for of in view.snapshot.digests for at in range(of.first, of.stop)}
+    tables = (
+        (ref, [p for p in parts if at not in covered or not view.in_digest(p.node_id, at)])
+        for at, ref, parts in _tables_of(view)
+        if ref.copy is None and objects.recall(ref, _kind(ref)) is None
+    )
+    return plan_preload(options, wanted, tables)
 
 
-def _without_digests(view: SnapshotView) -> list[DeltaEntry]:
-    """The live entries without the chunk tables that a digest replaces."""
-    covered = [range(of.first, of.stop) for of in view.snapshot.digests]
-    entries = []
-    for position, entry in enumerate(view.snapshot.deltas):
-        if any(position in places for places in covered):
-            embedded = tuple(p for p in entry.embedded if not view.in_digest(p.node_id, position))
-            manifests = tuple(
-                replace(ref, parts=parts, merged=())
-                for ref in entry.manifests
-                if (parts := tuple(p for p in ref.parts if not view.in_digest(p.node_id, position)))
-            )
-            entry = replace(entry, embedded=embedded, manifests=manifests)
-        entries.append(entry)
-    return entries
+def plan_preload(
+    options: Preload, wanted: Collection[bytes], tables: Iterable[tuple[BlobRef, Sequence[Part]]]
+) -> list[BlobRef]:
+    """Choose objects with chunk tables of wanted nodes: the smallest, within the limits.
+
+    Examples
+    --------
+    >>> from zarr_manifests.config.manifest_sets import Preload
+    >>> from zarr_manifests.engine.snapshot.preload import plan_preload
+    >>> from zarr_manifests.format.blobs import BlobRef
+    >>> from zarr_manifests.format.manifest import Part
+    >>> from zarr_manifests.grid import Box
+    >>> blob = BlobRef("manifests/000000000001-0123456789abcdef01234567/1", 100, 0)
+    >>> time = Part(b"time" + bytes(8), Box((0,), (3,)), 3)
+    >>> len(plan_preload(Preload(), {time.node_id}, [(blob, [time])]))
+    1
+    """
+    found = {}
+    for blob, parts in tables:
+        refs = sum(part.count for part in parts)
+        if refs <= options.max_manifest_size and any(part.node_id in wanted for part in parts):
+            found[blob.key] = (refs, blob.length, blob.key), blob
+    ordered = sorted(found.values(), key=itemgetter(0))
+    return [blob for _, blob in ordered[: options.max_manifests]]
 
 
 class RefsPreload:

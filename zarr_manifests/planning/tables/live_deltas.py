@@ -361,21 +361,6 @@ def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
     return np.where(rows >= 0, table.kind[rows], -1) if len(table) else rows
 
 
-def laid_over(coords: IndexArray, table: ChunkTable | None, region: Box) -> IndexArray:
-    """The coordinates (int64[n, ndim]) in the region after a table's changes, in C order.
-
-    Chunks that the table sets are added, chunks that it unsets removed.
-    """
-    linear = region.ravel(coords)
-    if table is not None and len(table):
-        rows = table.coords()
-        inner = lies_in(region, rows)
-        there = table.kind[inner] > RefKind.UNSET
-        said = region.ravel(rows[inner])
-        linear = np.concatenate([linear[~np.isin(linear, said)], said[there]])
-    return region.unravel(np.unique(linear))
-
-
 def rows_in(
     table: ChunkTable | None, boxes: Iterable[Box], *, outside: bool = False
 ) -> ChunkTable | None:

@@ -97,9 +97,9 @@ FAULTS = [
     ),
     Fault(
         "large-manifests-are-preloaded",
-        "planning/at_open.py",
-        "elif candidate.refs > preload.max_manifest_size:",
-        "elif candidate.refs > 2**40:",
+        "engine/snapshot/preload.py",
+        "if refs <= options.max_manifest_size and any(",
+        "if any(",
     ),
     Fault(
         "more-manifests-than-a-set-may-have",
