@@ -143,8 +143,7 @@ def write_virtual(
         store = target if isinstance(target, ManifestStore) else target.store
         if mode == "w":
             workspace_of(store).delete_below(directory(top))
-        how: Any = {"store": store, "validate": validate, "checksums": checksums}
-        writes = [_Write(target=target, part=part, **how) for part in parts]
+        writes = [_Write(target, store, part, validate, checksums) for part in parts]
         for change in [change for write in writes for change in write.planned()]:
             change()
 
@@ -159,7 +158,7 @@ def write_virtual(
     return session.commit(message)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Write:
     """One group of a virtual dataset, on its way into a store."""
 
