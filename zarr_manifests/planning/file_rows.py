@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from zarr_manifests.planning.conflict.append_labels import label_text
+
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 _SECOND: Final = np.timedelta64(1, "s")
@@ -253,11 +255,11 @@ def _in_order(
     for file, labels in sorted(filled, key=lambda each: each[1][0], reverse=descends):
         inside = next((i for i in range(1, len(labels)) if not step(*labels[i - 1 : i + 1])), None)
         if inside is not None:
-            first, second = _shown(labels[inside - 1]), _shown(labels[inside])
+            first, second = label_text(labels[inside - 1]), label_text(labels[inside])
             bad.append((file, f"its labels of {dim!r} are not in order: {second} after {first}"))
         elif last is not None and not step(last, labels[0]):
-            text = f"its labels of {dim!r} begin at {_shown(labels[0])}"
-            bad.append((file, f"{text}, and {whose} ends at {_shown(last)}"))
+            text = f"its labels of {dim!r} begin at {label_text(labels[0])}"
+            bad.append((file, f"{text}, and {whose} ends at {label_text(last)}"))
         else:
             sound.append(file)
             last, whose = labels[-1], file.url
@@ -297,11 +299,6 @@ def _near(one: Any, other: Any) -> npt.NDArray[np.bool_]:
     if kind == "O":
         return np.asarray(np.abs(one - other) < timedelta(seconds=1))
     return np.asarray(one == other)
-
-
-def _shown(label: Any) -> str:
-    is_time = isinstance(label, np.datetime64)
-    return str(np.datetime_as_string(label, unit="auto")) if is_time else str(label)
 
 
 # --- who writes them -------------------------------------------------------------------------

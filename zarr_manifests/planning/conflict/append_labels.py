@@ -164,7 +164,7 @@ def _check_sorted(
     if not wrong.size:
         return
     at = int(wrong[0]) + 1
-    pair = f"{_shown(labels[at])} after {_shown(labels[at - 1])}"
+    pair = f"{label_text(labels[at])} after {label_text(labels[at - 1])}"
     if at < len(old):
         what = f"{dim!r} is not sorted already ({pair})"
     elif at > len(old):
@@ -207,10 +207,11 @@ def _runs(
 
 def _listed(labels: npt.NDArray[Any]) -> str:
     more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
-    return ", ".join(map(_shown, labels[:_LISTED])) + more
+    return ", ".join(map(label_text, labels[:_LISTED])) + more
 
 
-def _shown(label: Any) -> str:
+def label_text(label: Any) -> str:
+    """A label as errors show it."""
     is_time = isinstance(label, np.datetime64)
     return str(np.datetime_as_string(label, unit="auto")) if is_time else str(label)
 
