@@ -64,10 +64,6 @@ class FileLayout:
     sizes: tuple[tuple[str, int], ...]
     variables: tuple[tuple[str, VariableFacts], ...]
 
-    def grows(self, dim: str) -> dict[str, VariableFacts]:
-        """The variables along the dimension, by name."""
-        return {name: facts for name, facts in self.variables if dim in facts.dims}
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileFacts:

@@ -509,45 +509,35 @@ class Containers:
         VirtualContainerError
             If it is below no container.
         """
-        if source.container:
-            container = self.places.get(source.container)
-            if container is None and source.container in self.saved:
-                raise VirtualContainerError(
-                    f"a chunk lies in the file {source.path!r} of the container "
-                    f"{source.container!r}, which the repository says is at "
-                    f"{plain_text(self.saved[source.container])}: open it with "
-                    f"authorize=[{source.container!r}] if you trust it to read there"
-                )
-            if container is None:
-                raise VirtualContainerError(
-                    f"a chunk lies in the file {source.path!r} of the container "
-                    f"{source.container!r}, which this repository was not opened with: open it "
-                    f"with virtual_containers={{{source.container!r}: <URL of the folder>}} if "
-                    "you trust it to read there"
-                )
-            return container, _location(container, source.path)
-        try:
-            scheme, path = parse_location(source.path)
-        except InvalidArgumentError as error:
-            raise VirtualContainerError(
-                f"a chunk lies at a location that cannot be read: {error}"
-            ) from error
-        name = self._holding(scheme, path)
-        if not name and (saved := self._saved_holding(scheme, path)):
-            raise VirtualContainerError(
-                f"a chunk lies in the file {url_at(scheme, path)}, in the container {saved!r} that "
-                f"is saved with this repository: open it with authorize=[{saved!r}] if you trust "
-                "it to read there"
-            )
+        name, scheme, place = source.container, "", source.path
         if not name:
-            folder = url_at(scheme, _folder_to_trust(path))
-            raise VirtualContainerError(
-                f"a chunk lies in the file {url_at(scheme, path)}, below no container that this "
-                f"repository was opened with: open it with virtual_containers={{<a name>: "
-                f"{folder!r}}} if you trust it to read there"
-            )
-        container = self.places[name]
-        return container, _location(container, _below(container, path))
+            try:
+                scheme, place = parse_location(source.path)
+            except InvalidArgumentError as error:
+                raise VirtualContainerError(
+                    f"a chunk lies at a location that cannot be read: {error}"
+                ) from error
+            name = self._holding(scheme, place)
+        container = self.places.get(name)
+        if container is not None:
+            return container, _location(container, _below(container, place) if scheme else place)
+        name = name or self._saved_holding(scheme, place)
+        file = url_at(scheme, place) if scheme else repr(place)
+        if name in self.saved:
+            where = f"in the container {name!r}, which the repository says is at "
+            where += plain_text(self.saved[name])
+            how = f"authorize=[{name!r}]"
+        elif name:
+            where = f"in the container {name!r}, which this repository was not opened with"
+            how = f"virtual_containers={{{name!r}: <URL of the folder>}}"
+        else:
+            where = "below no container that this repository was opened with"
+            folder = url_at(scheme, _folder_to_trust(place))
+            how = f"virtual_containers={{<a name>: {folder!r}}}"
+        raise VirtualContainerError(
+            f"a chunk lies in the file {file}, {where}: open it with {how} if you trust it to read "
+            "there"
+        )
 
     def url_of(self, source: VirtualSource) -> str:
         """The source's URL if its container is known, else its location as stored."""

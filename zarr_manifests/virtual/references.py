@@ -199,11 +199,10 @@ class Files:
             If the scheme is not supported.
         """
         number = self._given.get(given)
-        if number is None and self._protocol is not None and "://" not in given:
-            number = self.number(key, f"{self._protocol}://{given}")
-            self._given[given] = number
         if number is None:
-            if "://" not in given and not os.path.isabs(given):
+            has_scheme = "://" in given
+            place = given if has_scheme or not self._protocol else f"{self._protocol}://{given}"
+            if "://" not in place and not os.path.isabs(given):
                 refuse_slipped(given)
                 raise InvalidArgumentError(
                     f"{key[:200]!r} refers to {given[:80]!r}, a relative path: references do not "
@@ -213,7 +212,7 @@ class Files:
                 raise InvalidArgumentError(
                     f"{key[:200]!r} refers to something that is not valid Unicode text"
                 )
-            location = location_of(given)
+            location = location_of(place)
             number = self._given[given] = self._numbers.setdefault(location, len(self._numbers))
         return number
 

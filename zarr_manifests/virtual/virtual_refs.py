@@ -266,7 +266,14 @@ def _files(
     if "<=" in joined and any(bound_of(tag) is not None for tag in texts):
         raise InvalidArgumentError("etags: one begins with <=; give the time as unchanged_since")
     since = _column("unchanged_since", _ms(unchanged_since), n, -1, _MOST_OFFSET)
-    texts = _with_bounds(texts, since)
+    if unchanged_since is not None:
+        bounds = [bound_etag(ms) if ms >= 0 else "" for ms in since.tolist()]
+        found = [*zip(texts or [""] * n, bounds, strict=True)]
+        if any(tag and bound for tag, bound in found):
+            raise InvalidArgumentError(
+                "unchanged_since: a file with an etag does not need it; pass -1 for that file"
+            )
+        texts = [tag or bound for tag, bound in found]
     names, container, paths = containers.locate_all(locations)
     return VirtualSources(
         names,
@@ -283,23 +290,6 @@ def _ms(times: npt.ArrayLike | None) -> npt.ArrayLike | None:
     if times is None or np.asarray(times).dtype.kind != "M":
         return times
     return np.maximum(np.asarray(times).astype("datetime64[ms]").astype(np.int64), -1)
-
-
-def _with_bounds(etags: list[str], since: Column) -> list[str]:
-    """The etags, with the times since which other files must not have changed."""
-    times = np.unique(since).tolist()
-    if not times or times[-1] < 0:
-        return etags
-    written = {ms: bound_etag(ms) if ms >= 0 else "" for ms in times}
-    bounds = [written[ms] for ms in since.tolist()]
-    if not etags:
-        return bounds
-    found = [*zip(etags, bounds, strict=True)]
-    if any(etag and bound for etag, bound in found):
-        raise InvalidArgumentError(
-            "unchanged_since: a file with an etag does not need it; pass -1 for that file"
-        )
-    return [etag or bound for etag, bound in found]
 
 
 # --- reading ---------------------------------------------------------------------------------

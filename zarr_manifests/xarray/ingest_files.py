@@ -159,8 +159,8 @@ def ingest(
         What the files are. A function takes a local path or a URL, and returns a dataset, whose
         values are stored as they are.
     virtual : bool, default False
-        Refer to the chunks of the files instead of copying their values. The files must stay as
-        they are, and lie below a container of the repository.
+        Refer to the chunks of the files instead of copying their values, but not of GRIB. The files
+        must stay as they are, and lie below a container of the repository.
     variables : sequence of str, optional
         What to take besides the coordinates; all variables by default.
     open_options : mapping, optional
@@ -224,9 +224,10 @@ def ingest(
         if value not in known:
             told = " or ".join(map(repr, known)) + " or a function" * (name == "open")
             raise InvalidArgumentError(f"{name} must be {told}, not {value!r}")
-    if callable(open) and virtual:
+    if virtual and (callable(open) or open == "grib"):
         raise InvalidArgumentError(
-            "virtual=True refers to chunks of files, and a function makes values"
+            "virtual=True refers to chunks of netCDF, HDF5 or Zarr files: leave it out, or take "
+            "zm.virtual.import_kerchunk for references to GRIB"
         )
     if files_per_commit is not None and (type(files_per_commit) is not int or files_per_commit < 1):
         raise InvalidArgumentError(f"files_per_commit must be 1 or more, not {files_per_commit!r}")

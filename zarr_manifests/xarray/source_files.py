@@ -8,7 +8,6 @@ own way: as hours since its own first day.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -51,9 +50,8 @@ _ENGINES: Final[Mapping[str, Mapping[str, Any]]] = {
     "grib": {"engine": "cfgrib", "indexpath": ""},  # else it writes a file beside each one
 }
 _NEEDED: Final = (
-    "references to netCDF, HDF5 and GRIB files are found by kerchunk, and {what} is not installed: "
-    'pip install "zarr-manifests[kerchunk]", and h5py for HDF5 and netCDF-4, or '
-    '"zarr-manifests[grib]" for GRIB, on every worker'
+    "references to netCDF and HDF5 files are found by kerchunk, and {what} is not installed: pip "
+    'install "zarr-manifests[kerchunk]", and h5py for HDF5 and netCDF-4, on every worker'
 )
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::.*://)", re.DOTALL)
@@ -407,16 +405,14 @@ def _scan(path: str, kind: str, containers: Mapping[str, VirtualContainer]) -> S
     if kind == "zarr":
         moving.import_zarr(repository, Path(path))
     else:
-        moving.import_kerchunk(repository, _references(path, kind))
+        moving.import_kerchunk(repository, _references(path))
     return repository.readonly_session()
 
 
-def _references(path: str, kind: str) -> dict[str, Any]:
+def _references(path: str) -> dict[str, Any]:
     with Path(path).open("rb") as file:
         classic = file.read(3) == b"CDF"
     try:
-        if kind == "grib":
-            return _messages(path)
         if classic:
             from kerchunk.netCDF3 import NetCDF3ToZarr
 
@@ -429,27 +425,6 @@ def _references(path: str, kind: str) -> dict[str, Any]:
             return dict(SingleHdf5ToZarr(file, path, inline_threshold=0).translate())
     except ImportError as error:
         raise ImportError(_NEEDED.format(what=error.name or "a part of it")) from error
-
-
-def _messages(path: str) -> dict[str, Any]:
-    """The references of all messages of a GRIB file, of which each has its own variable."""
-    from kerchunk.grib2 import scan_grib
-
-    found: dict[str, Any] = {}
-    for message in scan_grib(path):
-        refs = message["refs"]
-        for key, ref in refs.items():
-            name, _, rest = key.partition("/")
-            if rest == "0":  # where kerchunk puts the only chunk of any array that it copies
-                axes = len(json.loads(refs[f"{name}/.zarray"])["shape"])
-                key = f"{name}/{'.'.join('0' * max(axes, 1))}"
-            if rest[:1].isdigit() and found.setdefault(key, ref) != ref:
-                raise InvalidArgumentError(
-                    f"there are several messages of {name!r} in it: split the file, or copy it "
-                    "with open=<a function that makes a dataset of it>"
-                )
-            found.setdefault(key, ref)
-    return {"version": 1, "templates": {"u": path}, "refs": found}
 
 
 def _codecs(store: Any, path: str, ndim: int) -> str:

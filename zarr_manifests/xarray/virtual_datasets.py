@@ -43,7 +43,7 @@ from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.fit import DECODED_BY
-from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, located, parts_of
+from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, parts_of
 from zarr_manifests.xarray.stored_group import StoredGroup, is_virtual
 from zarr_manifests.xarray.writers import cells_of, prepare, put
 
@@ -143,8 +143,7 @@ def write_virtual(
         store = target if isinstance(target, ManifestStore) else target.store
         if mode == "w":
             workspace_of(store).delete_below(directory(top))
-        how: Any = {"store": store, "validate": validate, "checksums": checksums}
-        writes = [_Write(target=target, part=part, **how) for part in parts]
+        writes = [_Write(target, store, part, validate, checksums) for part in parts]
         for change in [change for write in writes for change in write.planned()]:
             change()
 
@@ -159,7 +158,7 @@ def write_virtual(
     return session.commit(message)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Write:
     """One group of a virtual dataset, on its way into a store."""
 
@@ -200,8 +199,6 @@ class _Write:
                 f"/{part.group} is of Zarr format 2, and references of VirtualiZarr are of format "
                 "3: write to another group, with group=..."
             )
-        if part.region is not None:
-            part = replace(part, region=located(replace(part, ds=ds), self.store))
         attributes = {} if node is None else attributes_of(node)
         others = sorted(str(name) for name in ds.coords if name not in ds.dims)
         if others:

@@ -382,7 +382,8 @@ class PreparedPart:
     Parameters
     ----------
     part : DatasetPart
-        The dataset, with the mode and the dimension to append along that are left to it.
+        The dataset, with the mode, the dimension to append along and the slices of the region
+        that are left to it.
     fits : mapping
         How each variable to check is stored, by name.
     there : StoredGroup
@@ -417,7 +418,8 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart | None:
         if part.check:
             check_agreement(ds, there, part.append_dim)
     virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
-    ds, encoding = ds.drop_vars(virtual) if virtual else ds, part.encoding
+    whole, encoding = ds, part.encoding
+    ds = ds.drop_vars(virtual) if virtual else ds
     if dim is not None and str(dim) not in there.nodes:
         ds, encoding = of_first_label(ds, dim, encoding)
     part = replace(part, ds=ds, encoding=encoding)
@@ -427,6 +429,8 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart | None:
             fit, compared = fits.get(str(name)), name == dim or part.region is not None
             if compared and variable.dims == (name,) and fit is not None and fit.stored is not None:
                 _encoded(str(name), variable, there, fits)  # labels are checked, then compared
+        if part.region is not None:
+            part = replace(part, region=located(replace(part, ds=whole), store))
     planned = None if part.append is None else part.append.plan(there)
     if planned is not None and planned.replaced and not ds.variables.keys() <= there.nodes.keys():
         check_lengths(ds, there, part.append_dim)  # whatever is checked: it has no place
@@ -572,9 +576,8 @@ def _begun(
     for variable in ds.variables.values():
         if variable.size == 0:  # Zarr accepts no chunks of length 0
             variable.load()
-    place: Mapping[str, slice] = {}
+    place: Any = part.region or {}
     if part.region is not None:
-        place = located(part, store)
         ds = ds.drop_vars(ds.indexes)
     _check_arrays(ds, part, there)
     encode: Any = encode_dataset_coordinates

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -159,9 +159,19 @@ type _Parts = dict[str, list[tuple[IndexArray, IndexArray]]]
 
 def _by_array(workspace: Workspace, path: str, references: References) -> tuple[_Parts, list[int]]:
     """The rows of each array, and those of no array."""
-    parts: _Parts = {}
+    folders: dict[str, list[int]] = {}
+    for row, key in enumerate(references.keys):
+        folders.setdefault(key[: max(key.rfind("/"), 0)], []).append(row)
     odd: list[int] = []
-    for node, rows in _below_arrays(workspace, path, references.keys, odd):
+    below: dict[str, tuple[Node, list[int]]] = {}
+    for folder, rows in folders.items():
+        above = _array_above(workspace, join(path, folder) if folder else path)
+        if above is None:
+            odd += rows
+        else:
+            below.setdefault(above.path, (above, []))[1].extend(rows)
+    parts: _Parts = {}
+    for node, rows in below.values():
         for start in range(0, len(rows), _SLICE_KEYS):
             some = np.array(rows[start : start + _SLICE_KEYS], np.int64)
             coords, known = _decoded(node, path, references.keys, some)
@@ -181,23 +191,6 @@ def _by_array(workspace: Workspace, path: str, references: References) -> tuple[
         rows_ = np.arange(numbered.first, numbered.first + len(numbered.chunk))
         parts.setdefault(node.path, []).append((rows_, node.array.grid.unravel(numbered.chunk)))
     return parts, others
-
-
-def _below_arrays(
-    workspace: Workspace, path: str, keys: Sequence[str], odd: list[int]
-) -> Iterator[tuple[Node, list[int]]]:
-    """The nearest array above each key, with the rows of all its keys; rows without are `odd`."""
-    folders: dict[str, list[int]] = {}
-    for row, key in enumerate(keys):
-        folders.setdefault(key[: max(key.rfind("/"), 0)], []).append(row)
-    found: dict[str, tuple[Node, list[int]]] = {}
-    for folder, rows in folders.items():
-        node = _array_above(workspace, join(path, folder) if folder else path)
-        if node is None:
-            odd += rows
-        else:
-            found.setdefault(node.path, (node, []))[1].extend(rows)
-    yield from found.values()
 
 
 def _array_above(workspace: Workspace, place: str) -> Node | None:

@@ -220,7 +220,7 @@ def _listed(labels: npt.NDArray[Any]) -> str:
 
 
 def label_text(label: Any) -> str:
-    """The label of a row; a time without digits that say nothing."""
+    """A label as errors show it."""
     is_time = isinstance(label, np.datetime64)
     return str(np.datetime_as_string(label, unit="auto")) if is_time else str(label)
 
