@@ -155,7 +155,7 @@ def check_plan(config: ChunkManifests, plan: ManifestPlan, base: BaseIndex) -> N
     kept = {ref.blob.key for ref in base} - plan.replaced
     for one in config.sets:
         new = [m for m in plan.manifests if m.set_name == one.name]
-        stay = sum(base.set_of(name) == one.name for name in kept)
+        stay = sum(base[name].packed_for == one.name for name in kept)
         if one.cardinality is not None and new:
             assert len(new) + stay <= one.cardinality
         for manifest in new:

@@ -517,11 +517,6 @@ class PagedIndex(BaseIndex):
             Box.around(link.box for link in large) if large else self._at(node_id).around(node_id)
         )
 
-    def ndim(self, node_id: bytes) -> int | None:
-        """The number of axes of the node's leaves; None if it has none."""
-        large = self._pages.large(node_id)
-        return large[0].box.ndim if large else self._at(node_id).ndim(node_id)
-
     def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:
         """A number that is not negative for each coordinate in a leaf, -1 for the others."""
         due = self._at(node_id, Box.around_coords(coords)) if len(coords) else EMPTY

@@ -268,7 +268,7 @@ class SnapshotView(SnapshotTables):
                 return self._reached(node_id, coords, reach, due)
             overlay = overlays[after]
             self._first.pop(node_id, None)
-        if not due and self.index.ndim(node_id) is None:
+        if not due and self.index.around(node_id) is None:
             self._alone[node_id] = weakref.ref(overlay), _now_s() + _ALONE_S
         if overlay.table is not None:
             ref = overlay.table.get(coords)
@@ -380,9 +380,9 @@ class SnapshotView(SnapshotTables):
         return found
 
     def _check_leaves(self, node_id: bytes, ndim: int) -> None:
-        found = self.index.ndim(node_id)
-        if found is not None and found != ndim:
-            raise CorruptObjectError(f"a chunk table of {found} axes for a node of {ndim}")
+        around = self.index.around(node_id)
+        if around is not None:
+            check_axes(around, ndim)
 
     def overlay(self, node_id: bytes, after: int = 0, region: Box | None = None) -> Overlay:
         """The node's overlay of live deltas newer than `after`.

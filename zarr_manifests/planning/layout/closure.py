@@ -413,7 +413,7 @@ class _Gathering:
         due: dict[str, list[int]] = {one.name: [] for one in limited}
         new: dict[str, dict[bytes, int]] = {one.name: {} for one in limited}
         for number, member in self._numbers.items():
-            name = self._base.set_of(self._base.key(number))
+            name = self._base.manifest(number).packed_for
             if name in due:
                 due[name].append(member)
         for member, added in self._rows.items() if limited else ():

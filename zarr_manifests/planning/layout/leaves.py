@@ -170,10 +170,6 @@ class _NodeLeaves:
             return (np.flatnonzero(inside) + first).tolist()
         return [i for i in range(first, stop) if coords in self.parts[i].box]
 
-    def beyond(self, cut: Coords) -> IndexArray:
-        """Positions of the leaves that reach beyond a truncation at `cut`."""
-        return np.flatnonzero((self.hi > np.asarray(cut, np.int64)).any(axis=1))
-
     def locate(self, coords: IndexArray) -> IndexArray:
         """Position of the leaf that holds each coordinate; -1 where none does."""
         found = np.full(len(coords), -1, np.int64)
@@ -235,10 +231,6 @@ class BaseIndex:
     def __getitem__(self, key: str) -> ManifestRef:
         return self._manifests[self._numbers[key]]
 
-    def set_of(self, key: str) -> str | None:
-        """The set a manifest was packed for."""
-        return self[key].packed_for or None
-
     def in_set(self, name: str) -> int:
         """The number of the set's manifests."""
         return len(self._in_set.get(name, ()))
@@ -296,11 +288,6 @@ class BaseIndex:
         leaves = self._of(node_id)
         return None if leaves is None else leaves.around
 
-    def ndim(self, node_id: bytes) -> int | None:
-        """The number of axes of the node's leaves; None if it has none."""
-        entries = self._entries.get(node_id)
-        return None if entries is None else entries[0][0].box.ndim
-
     def manifests_of(self, node_id: bytes) -> tuple[str, ...]:
         """Keys of the manifests that hold leaves of the node, in the directory's order."""
         numbers = sorted({number for _, number, _ in self._entries.get(node_id, ())})
@@ -328,7 +315,7 @@ class BaseIndex:
         leaves = self._of(node_id)
         if leaves is None:
             return np.empty(0, np.int64)
-        return np.unique(leaves.manifest[leaves.beyond(cut)])
+        return np.unique(leaves.manifest[(leaves.hi > np.asarray(cut, np.int64)).any(axis=1)])
 
     def manifest(self, number: int) -> ManifestRef:
         """A manifest, by its number in the directory."""

@@ -437,7 +437,7 @@ class _Packing:
         """How many manifests can be added to the set."""
         if one.cardinality is None:
             return items
-        gone = sum(self._base.set_of(key) == one.name for key in self.replaced)
+        gone = sum(self._base[key].packed_for == one.name for key in self.replaced)
         return max(0, one.cardinality - self._base.in_set(one.name) + gone)
 
     def _paired(self, items: Sequence[_Item], members: int) -> list[list[_Item]]:
@@ -526,7 +526,7 @@ def explain(
         for part, key in base.leaves(array.node_id):
             found.setdefault(key, []).append(part)
         places = tuple(
-            LeafManifest(base.set_of(key), None, key, tuple(sorted(parts, key=_corner)))
+            LeafManifest(base[key].packed_for or None, None, key, tuple(sorted(parts, key=_corner)))
             for key, parts in found.items()
         )
         sets = {place.set_name for place in places}
