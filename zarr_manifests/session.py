@@ -726,10 +726,9 @@ class Session:
         [((3,), b'\x07\x07')]
         """
         at = None if coords is None else np.asarray(coords)
-        stream = stream_chunks(
+        return stream_chunks(
             self._contents, path, box, cells, at, gap_bytes=gap_bytes, window_bytes=window_bytes
         )
-        return iter(stream)
 
     def chunks_where(
         self,
