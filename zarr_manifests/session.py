@@ -923,6 +923,6 @@ def chunk_map_of(session: Session, path: str, *, side: int = 96) -> ChunkMap:
     NotFoundError
         If there is no such array.
     """
-    from zarr_manifests.engine.edit.map_chunks import chunk_map
+    from zarr_manifests.engine.edit.chunk_statistics import chunk_map
 
     return chunk_map(session._contents, path, side)
