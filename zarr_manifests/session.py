@@ -21,13 +21,13 @@ from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.contents import status_of
 from zarr_manifests.engine.edit.forks import fork_state, merge_forks
-from zarr_manifests.engine.edit.move_nodes import (
+from zarr_manifests.engine.edit.pin import Pin
+from zarr_manifests.engine.edit.workspace import (
+    Workspace,
     move_node,
     reindex_chunks,
     shift_chunks,
 )
-from zarr_manifests.engine.edit.pin import Pin
-from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import ReadOnlyError
 from zarr_manifests.grid import Box, Coords, IndexArray

@@ -24,8 +24,7 @@ from typing import Final
 import numpy as np
 
 from zarr_manifests.engine.compact.zone_index import NewPages, pages_after
-from zarr_manifests.engine.edit.move_nodes import node_path
-from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.overlay import SessionView, node_path
 from zarr_manifests.engine.history.follow import opened
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
