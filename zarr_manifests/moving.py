@@ -25,7 +25,7 @@ from zarr_manifests.commits import SessionCommits
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.edit.import_icechunk import apply_snapshot
 from zarr_manifests.engine.edit.import_references import import_references
-from zarr_manifests.engine.edit.move_nodes import node_path
+from zarr_manifests.engine.edit.overlay import node_path
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.objects.chunks import SessionKeys

@@ -20,13 +20,13 @@ from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.contents import status_of
 from zarr_manifests.engine.edit.forks import fork_state, merge_forks
-from zarr_manifests.engine.edit.move_nodes import (
+from zarr_manifests.engine.edit.pin import Pin
+from zarr_manifests.engine.edit.workspace import (
+    Workspace,
     move_node,
     reindex_chunks,
     shift_chunks,
 )
-from zarr_manifests.engine.edit.pin import Pin
-from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import ReadOnlyError
 from zarr_manifests.grid import Box, Coords
@@ -723,10 +723,9 @@ class Session:
         [((3,), b'\x07\x07')]
         """
         at = None if coords is None else np.asarray(coords)
-        stream = stream_chunks(
+        return stream_chunks(
             self._contents, path, box, cells, at, gap_bytes=gap_bytes, window_bytes=window_bytes
         )
-        return iter(stream)
 
     def chunks_where(
         self,
@@ -831,7 +830,7 @@ class Session:
         >>> sizes.figure.get_suptitle()
         '/air: 8 of 16 chunks, ...'
         """
-        from zarr_manifests.engine.edit.map_chunks import chunk_map
+        from zarr_manifests.engine.edit.chunk_statistics import chunk_map
         from zarr_manifests.picturing.draw import draw_chunks
 
         return draw_chunks(chunk_map(self._contents, path))

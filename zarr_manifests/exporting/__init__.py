@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final
 
-from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
+from zarr_manifests.engine.edit.bulk_chunks import stream_table
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable
@@ -120,7 +120,7 @@ class SnapshotSource:
         batch: Batch = []
         size = 0
         for node, table in self.tables(nodes):
-            for coords, data in ChunkStream(
+            for coords, data in stream_table(
                 self.contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES
             ):
                 batch.append((self.key(node, coords), data))

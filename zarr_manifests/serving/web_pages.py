@@ -26,7 +26,7 @@ from starlette.routing import Route
 from xarray.backends.zarr import FillValueCoder
 
 from zarr_manifests.display import attributes_of, fields_of, hierarchy
-from zarr_manifests.engine.edit.map_chunks import chunk_map
+from zarr_manifests.engine.edit.chunk_statistics import chunk_map
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import IndexArray

@@ -23,7 +23,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
 from zarr_manifests.display import attributes_of
-from zarr_manifests.engine.edit.move_nodes import node_path
+from zarr_manifests.engine.edit.overlay import node_path
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import (
     AlreadyExistsError,

@@ -30,7 +30,7 @@ from zarr_manifests.engine.compact.zone_index import (
     paged_zones,
     write_pages,
 )
-from zarr_manifests.engine.edit.bulk_chunks import ChunkStream
+from zarr_manifests.engine.edit.bulk_chunks import stream_table
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
@@ -297,7 +297,7 @@ def _measured(
     tell: Callable[[int], None] | None = None,
 ) -> ZoneTable | None:
     """Decode and measure the chunks of a table; `tell` is called with how many, now and then."""
-    stream = ChunkStream(contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES)
+    stream = stream_table(contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES)
     size = max(1, _BATCH_BYTES // array.chunk_bytes)
     found: list[Bounds] = []
     keep: list[bool] = []

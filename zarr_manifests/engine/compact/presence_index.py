@@ -24,7 +24,7 @@ from operator import itemgetter
 from typing import Final
 
 from zarr_manifests.engine.compact.zone_index import NewPages, pages_after
-from zarr_manifests.engine.edit.move_nodes import node_path
+from zarr_manifests.engine.edit.overlay import node_path
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.root.epochs import fenced

@@ -111,8 +111,8 @@ def stream_chunks(
     *,
     gap_bytes: int,
     window_bytes: int,
-) -> ChunkStream:
-    """The bytes of the chunks that `find_chunks` finds.
+) -> Iterator[tuple[Coords, bytes]]:
+    """The bytes of the chunks that `find_chunks` finds, as `stream_table` gives them.
 
     Raises
     ------
@@ -125,7 +125,39 @@ def stream_chunks(
                 f"{name} must be a whole number of at least {least}, not {value!r}"
             )
     _, table = find_chunks(contents, path, box, cells, coords)
-    return ChunkStream(contents, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
+    return stream_table(contents, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
+
+
+def stream_table(
+    contents: SessionView, table: ChunkTable | None, *, gap_bytes: int, window_bytes: int
+) -> Iterator[tuple[Coords, bytes]]:
+    """The bytes of a table's chunks, none of them unset, in its order.
+
+    Ranges are fetched together if no more than `gap_bytes` lie between them, and so many chunks at
+    a time as have `window_bytes`.
+    """
+    if table is None:
+        return iter(())
+    # Here, not when the first chunk is asked for: the contents may have moved on by then.
+    span_bytes = min(_SPAN_BYTES, window_bytes)
+    fetch = ChunkFetch(contents, table, gap_bytes=gap_bytes, span_bytes=span_bytes)
+    return _windows(fetch, table, window_bytes)
+
+
+def _windows(
+    fetch: ChunkFetch, table: ChunkTable, window_bytes: int
+) -> Iterator[tuple[Coords, bytes]]:
+    ends = np.cumsum(table.length)
+    first = 0
+    while first < len(table):
+        before = int(ends[first - 1]) if first else 0
+        stop = int(np.searchsorted(ends, before + window_bytes, side="right"))
+        stop = min(max(stop, first + 1), first + _WINDOW_CHUNKS)
+        rows = np.arange(first, stop)
+        coords = table.box.unravel(rows if table.index is None else table.index[rows])
+        for at, data in zip(coords.tolist(), fetch.read(rows), strict=True):
+            yield tuple(at), data
+        first = stop
 
 
 def chunks_at_keys(
@@ -292,15 +324,35 @@ class ChunkFetch:
         spare: float | None = None,
         cached: bool = False,
     ) -> None:
-        self._context = contents.context
+        self._context, self._keys = contents.context, contents.keys
+        self._snapshot_id = contents.view.snapshot_id
         self._reader: ChunkReader = contents.reader
-        self._storage = contents.context.storage
         self._table = table
         self._source, _ = locate(table)
         self._gap_bytes = gap_bytes
         self._span_bytes = span_bytes
         self._spare = spare
         self._cached = cached and contents.context.chunks is not None
+
+    def read(self, rows: IndexArray) -> list[bytes]:
+        """The chunks of these rows."""
+        requests = self.requests(rows)
+        calls = [request.send for request in requests]
+        try:
+            if self._context.storage.capabilities.inline and not self.is_remote(rows):
+                fetched = [call() for call in calls]
+            else:
+                fetched = self._context.runtime.parallel(calls)
+        except ManifestsError as error:
+            better = better_error(self._context, self._snapshot_id, self._keys, error)
+            if better is None:
+                raise
+            raise better from error
+        chunks: dict[int, bytes] = {}
+        for request, data in zip(requests, fetched, strict=True):
+            each = map(bytes, data) if isinstance(data, np.ndarray) else data
+            chunks.update(zip(request.members.tolist(), each, strict=True))
+        return [chunks[at] for at in range(len(rows))]
 
     def requests(self, rows: IndexArray) -> list[Request]:
         """The requests that fetch these rows, each with the positions in `rows` that it fetches."""
@@ -381,7 +433,7 @@ class ChunkFetch:
                 span = self._reader.read_elsewhere(ref.source, request.start, request.length)
                 return span if len(span) == request.length else None
             assert isinstance(ref, NativeRef)
-            return self._storage.get(ref.key, request.start, request.length)
+            return self._context.storage.get(ref.key, request.start, request.length)
         except (ObjectNotFoundError, MissingChunkError, CorruptObjectError):
             return None  # chunk by chunk it is said which one cannot be had, and why
 
@@ -407,75 +459,6 @@ class Request(NamedTuple):
 
     members: IndexArray
     send: Callable[[], Chunks]
-
-
-class ChunkStream:
-    """The bytes of a table's chunks, in its order; to be iterated once.
-
-    Parameters
-    ----------
-    contents : SessionView
-        Whose chunks they are.
-    table : ChunkTable or None
-        The chunks, none of them unset.
-    gap_bytes : int
-        Ranges are fetched together if no more than this lies between them.
-    window_bytes : int
-        Bytes of chunks that are fetched at a time.
-    """
-
-    def __init__(
-        self,
-        contents: SessionView,
-        table: ChunkTable | None,
-        *,
-        gap_bytes: int,
-        window_bytes: int,
-    ) -> None:
-        self._context = contents.context
-        self._keys = contents.keys
-        self._snapshot_id = contents.view.snapshot_id
-        self._table = table
-        self._window_bytes = window_bytes
-        span_bytes = min(_SPAN_BYTES, window_bytes)
-        if table is not None:
-            self._fetch = ChunkFetch(contents, table, gap_bytes=gap_bytes, span_bytes=span_bytes)
-
-    def __iter__(self) -> Iterator[tuple[Coords, bytes]]:
-        table = self._table
-        if table is None:
-            return
-        ends = np.cumsum(table.length)
-        first = 0
-        while first < len(table):
-            before = int(ends[first - 1]) if first else 0
-            stop = int(np.searchsorted(ends, before + self._window_bytes, side="right"))
-            stop = min(max(stop, first + 1), first + _WINDOW_CHUNKS)
-            rows = np.arange(first, stop)
-            coords = table.box.unravel(rows if table.index is None else table.index[rows])
-            for at, data in zip(coords.tolist(), self._window(rows), strict=True):
-                yield tuple(at), data
-            first = stop
-
-    def _window(self, rows: IndexArray) -> list[bytes]:
-        """The chunks of these rows, which follow on each other."""
-        requests = self._fetch.requests(rows)
-        calls = [request.send for request in requests]
-        try:
-            if self._context.storage.capabilities.inline and not self._fetch.is_remote(rows):
-                fetched = [call() for call in calls]
-            else:
-                fetched = self._context.runtime.parallel(calls)
-        except ManifestsError as error:
-            better = better_error(self._context, self._snapshot_id, self._keys, error)
-            if better is None:
-                raise
-            raise better from error
-        chunks: dict[int, bytes] = {}
-        for request, data in zip(requests, fetched, strict=True):
-            each = map(bytes, data) if isinstance(data, np.ndarray) else data
-            chunks.update(zip(request.members.tolist(), each, strict=True))
-        return [chunks[at] for at in range(len(rows))]
 
 
 def _are_even(starts: IndexArray, lengths: IndexArray) -> bool:

@@ -19,7 +19,15 @@ from operator import le, lt
 from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, Config
-from zarr_manifests.engine.objects.spill import Rows, Spill, Spilled, held, resident
+from zarr_manifests.engine.objects.spill import (
+    Rows,
+    Spill,
+    Spilled,
+    held,
+    resident,
+    rows_of,
+    together,
+)
 from zarr_manifests.engine.snapshot.base_pages import PathIndex
 from zarr_manifests.format.chunk_table import (
     UNSET,
@@ -161,7 +169,7 @@ class ChangeSet:
         if isinstance(rows, ChunkTable):
             return rows
         assert self.spill is not None  # set by whoever takes over spilled rows
-        return self.spill.rows(rows)
+        return rows_of(self.spill.objects, rows)
 
     def get(self, node_id: bytes, coords: Coords) -> StoredRef | None:
         """The changed ref of a chunk; None if it is unchanged."""
@@ -194,12 +202,12 @@ class ChangeSet:
         """All changed chunks of a node, in disjoint tables of at most one leaf each."""
         groups, tables = self._apart(node_id)
         parts: list[Rows] = []
-        for together in groups:
-            if len(together) == 1:
-                parts += together
+        for group in groups:
+            if len(group) == 1:
+                parts += group
             else:
                 assert self.spill is not None
-                for merged in self.spill.merged(together):
+                for merged in self.spill.merged(group):
                     parts += self.spill.save(node_id, merged, self.unsynced)
         return (*parts, *_disjoint(tables))
 
@@ -219,11 +227,11 @@ class ChangeSet:
         groups, tables = self._apart(node_id)
         table = self._together(tables)
         count = 0 if table is None else len(table)
-        for together in groups:
-            if len(together) > 1 and self.spill is not None:
-                count += sum(map(len, self.spill.merged(together)))
+        for group in groups:
+            if len(group) > 1 and self.spill is not None:
+                count += sum(map(len, self.spill.merged(group)))
             else:
-                count += len(together[0])
+                count += len(group[0])
         return count
 
     def put_table(self, node_id: bytes, table: Rows) -> None:
@@ -268,7 +276,7 @@ class ChangeSet:
     def keep_within_budget(self) -> None:
         """Spill tables to manifests while they exceed the memory budget, largest first."""
         spill = self.spill
-        if spill is None or not spill.writable:
+        if spill is None:
             return
         self._room = room = spill.budget - sum(map(held, chain.from_iterable(self.tables.values())))
         if room >= 0:
@@ -446,7 +454,7 @@ class ChangeSet:
     def _light(self, node_id: bytes, tables: Sequence[Rows], most: int) -> list[Rows]:
         """The refs of these tables in one table of at most `most` refs, and the others spilled."""
         table, spill = self._together(tables), self.spill
-        if table is None or held(table) <= most or spill is None or not spill.writable:
+        if table is None or held(table) <= most or spill is None:
             return [] if table is None else [table]
         parts = sorted(in_c_order(table), key=held)
         spilled: list[Rows] = []
@@ -472,13 +480,8 @@ def lies_below(box: Box, shape: Coords) -> bool:
 
 def _disjoint(tables: Sequence[ChunkTable]) -> list[ChunkTable]:
     """The latest row of each chunk in these tables (oldest first), as disjoint tables."""
-    groups: list[list[int]] = []  # positions of tables that may share chunks, oldest first
-    for i, table in enumerate(tables):
-        near = [g for g in groups if any(table.box.overlaps(tables[j].box) for j in g)]
-        groups = [g for g in groups if g not in near]
-        groups.append(sorted([i, *(j for g in near for j in g)]))
     parts: list[ChunkTable] = []
-    for group in groups:
+    for group in together([table.box for table in tables]):
         merged = merge_layers([Layer(None, tuple(tables[i] for i in group))]).table
         parts += [] if merged is None else map(owned, split(merged, LEAF_ROWS))
     return parts

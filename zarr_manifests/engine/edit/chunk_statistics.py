@@ -1,4 +1,4 @@
-"""What is known of the values in an array's chunks: recorded when written, found without reading.
+"""What is known of an array's chunks without reading them: bounds of their values, and their map.
 
 Who has a chunk's values when it is written says what its bounds are; where the chunk lies is looked
 up in the session's changes. Staged chunks do not lie anywhere yet: `Packs` keeps their bounds until
@@ -9,13 +9,20 @@ has now, by their addresses. Invariants:
   the entry is left out of the commit.
 - A row of statistics describes exactly the chunk at its coordinate, with the meaning that the array
   gives to stored values today. Chunks without such an entry have no row.
+
+The map says which chunks exist, how large they are, and when they last changed. The chunks are
+taken slab by slab along the longest axis, and of the history only the cells of the map are
+remembered, so memory depends on the size of the map and on the largest commit. Commits are looked
+at from the newest on, until all cells with chunks have a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import islice
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +32,31 @@ from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.packs import StagedRef
 from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.history.ancestry import ancestors
+from zarr_manifests.engine.history.differences import delta_of, tables_of
+from zarr_manifests.engine.root.roots import is_missing
+from zarr_manifests.engine.snapshot.context import ReadContext
+from zarr_manifests.engine.snapshot.totals import amounts_of
 from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, MissingChunkError
 from zarr_manifests.format.chunk_table import ChunkTable, StoredRef, Unset
 from zarr_manifests.format.columns import Column
+from zarr_manifests.format.delta import CommitKind
+from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.picturing import ChunkMap, Folding
 from zarr_manifests.planning.tables.merge import rows_at
 from zarr_manifests.planning.tables.regions import Bounds as AxisBounds
+from zarr_manifests.planning.tables.sums import NOTHING
 from zarr_manifests.planning.zones.meaning import Meaning, valid, zones_of_chunks
+
+_SLAB_CHUNKS: Final = 1 << 18
+_MOST_COMMITS: Final = 1000
+_FIRST_COMMITS: Final = 8
+_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,3 +218,90 @@ def _ref(
             if isinstance(rows, ChunkTable) and (ref := rows.get(coords)) is not None:
                 break
     return ref
+
+
+# --- the map of an array's chunks ----------------------------------------------------------------
+
+
+def chunk_map(contents: SessionView, path: str, side: int = 96) -> ChunkMap:
+    """The map of an array's chunks, of at most `side` x `side` cells (see `Folding`).
+
+    Uncommitted changes are included; they count as made now. At most 1,000 commits are looked at.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such array.
+    """
+    node = contents.array_at(path)
+    meta = node.array
+    assert meta is not None
+    folding = Folding.of(meta.grid.shape, side)
+    chunks, nbytes = np.zeros(folding.shape, np.int64), np.zeros(folding.shape, np.int64)
+    for box in _slabs(contents, node, meta.grid):
+        _, table = find_chunks(contents, node.path, box, None)
+        if table is not None:
+            coords = table.coords()
+            chunks += folding.place(coords)
+            nbytes += folding.place(coords, table.length)
+    changed, since_ms = _changed(contents, node, folding, chunks > 0)
+    names = meta.dimension_names or (None,) * len(meta.shape)
+    return ChunkMap(f"/{node.path}", tuple(names), folding, chunks, nbytes, changed, since_ms)
+
+
+def _slabs(contents: SessionView, node: Node, grid: Box) -> Iterator[Box]:
+    """Boxes that cover the grid, each with a bounded number of chunks if they are spread evenly."""
+    if not grid.ndim or not grid.size:
+        yield grid
+        return
+    count = amounts_of(contents.view).get(node.node_id, NOTHING).chunks
+    length, axis = max((n, axis) for axis, n in enumerate(grid.hi))
+    step = max(1, length // (1 + count // _SLAB_CHUNKS))
+    for first in range(0, length, step):
+        lo, hi = [*grid.lo], [*grid.hi]
+        lo[axis], hi[axis] = first, min(first + step, length)
+        yield Box(tuple(lo), tuple(hi))
+
+
+def _changed(
+    contents: SessionView, node: Node, folding: Folding, there: npt.NDArray[np.bool_]
+) -> tuple[IndexArray, int]:
+    """When each cell with chunks last changed, 0 if before the oldest commit that was looked at.
+
+    Also the time of that commit.
+    """
+    changed = np.zeros(folding.shape, np.int64)
+    context = contents.context
+    with contents.lock:
+        uncommitted, view = contents.changes.table(node.node_id), contents.view
+    if uncommitted is not None:
+        changed[folding.place(uncommitted.coords()) > 0] = context.runtime.now_ms()
+    since_ms = view.snapshot.written_ms
+    for snapshots in _batches(context, view.ref):
+        if not (there & (changed == 0)).any():
+            break
+        data = [one for one in snapshots if one.kind is not CommitKind.REWRITE]
+        deltas = context.runtime.parallel([partial(delta_of, context, one) for one in data])
+        for snapshot, delta in zip(data, deltas, strict=True):
+            for table in tables_of(context, delta, {node.node_id}).get(node.node_id, ()):
+                changed[(folding.place(table.coords()) > 0) & (changed == 0)] = snapshot.written_ms
+        since_ms = snapshots[-1].written_ms
+    return changed, since_ms
+
+
+def _batches(context: ReadContext, head: BlobRef) -> Iterator[list[Snapshot]]:
+    """The snapshot and those before it, a few at first, as far as they are there."""
+    walk = islice((snapshot for _, snapshot in ancestors(context, head)), _MOST_COMMITS)
+    size = _FIRST_COMMITS
+    while True:
+        batch: list[Snapshot] = []
+        try:
+            batch.extend(islice(walk, size))
+        except (CorruptObjectError, MissingChunkError) as error:
+            if not is_missing(error):
+                raise
+            walk = islice(walk, 0)  # older ones have expired
+        if not batch:
+            return
+        yield batch
+        size = min(2 * size, _AT_ONCE)

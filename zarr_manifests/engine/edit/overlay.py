@@ -39,7 +39,15 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
-from zarr_manifests.keys import ArrayMeta, directory, document_path, join, no_array, split
+from zarr_manifests.keys import (
+    ArrayMeta,
+    directory,
+    document_path,
+    is_inside,
+    join,
+    no_array,
+    split,
+)
 from zarr_manifests.planning.conflict.components import Reads
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
 from zarr_manifests.runtime import ForkSafeLock
@@ -526,3 +534,19 @@ def check_key(key: str) -> None:
     """Refuse a key with a `.` or `..` segment, which no Zarr hierarchy has."""
     if (".." in key or "./" in key) and not {".", ".."}.isdisjoint(key.split("/")):
         raise InvalidArgumentError(f"key {key[:80]!r} is refused: it has a '.' or '..' segment")
+
+
+def node_path(path: object) -> str:
+    """A path as nodes have it: without slashes at its ends.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is no text, or no such path.
+    """
+    if not isinstance(path, str):
+        raise InvalidArgumentError(f"{path!r} is not the path of a group or array")
+    stripped = path.strip("/")
+    if stripped and not is_inside(stripped):
+        raise InvalidArgumentError(f"{path[:80]!r} is not the path of a group or array")
+    return stripped

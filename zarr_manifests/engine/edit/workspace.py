@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -22,7 +22,7 @@ from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.merge_forks import Owners
 from zarr_manifests.engine.edit.node_edits import NodeEdits
-from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key
+from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key, node_path
 from zarr_manifests.engine.edit.packs import Pack, PackWrites, StagedRef, native_ref, native_rows
 from zarr_manifests.engine.edit.reporting_copies import change_reported, refuse_in_copy
 from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
@@ -34,9 +34,11 @@ from zarr_manifests.errors import InvalidArgumentError, SessionClosedError, Stor
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, InlineRef, NativeRef
 from zarr_manifests.format.columns import Column
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.grid import Box
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c_of_each
-from zarr_manifests.keys import check_inside, document_path, split
+from zarr_manifests.keys import ArrayMeta, check_inside, document_path, split
+from zarr_manifests.planning.tables.merge import rearranged
+from zarr_manifests.planning.tables.regions import Places, moves_of, plan_move, reindexed, shifted
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
 UNKNOWN: Final = "whether its last commit took effect is not known"
@@ -517,10 +519,12 @@ class Workspace:
             self.contents.changes.put_table(node.node_id, table)
 
     def settled_chunks(self, node: Node) -> ChunkTable | None:
-        """Like `chunks`, after writing staged chunks: a table would store those inline."""
-        with self.lock:
-            self._settle_staged(node)
-            return self.contents.chunks(node)
+        """All chunks of the node, after writing staged ones: a table would store those inline.
+
+        Callers of this and of `put_chunks` hold the lock.
+        """
+        self._settle_staged(node)
+        return self.contents.chunks(node)
 
     def _settle_staged(self, node: Node) -> None:
         staged = self.contents.changes.chunks.get(node.node_id, {}).values()
@@ -529,10 +533,74 @@ class Workspace:
 
     def put_chunks(self, node: Node, table: ChunkTable | None) -> None:
         """Replace all chunks of the array, which has at least one axis."""
-        with self.lock:
-            self.contents.changes.forget(node.node_id)
-            if table is not None:
-                self.contents.changes.put_table(node.node_id, table)
-            if self.edits.is_stored(node):
-                assert node.array is not None
-                self.contents.changes.truncated[node.node_id] = (0,) * len(node.array.shape)
+        changes = self.contents.changes
+        changes.forget(node.node_id)
+        if table is not None:
+            changes.put_table(node.node_id, table)
+        if self.edits.is_stored(node):
+            assert node.array is not None
+            changes.truncated[node.node_id] = (0,) * len(node.array.shape)
+
+
+# --- moving nodes and chunks, without touching a byte of any chunk -------------------------------
+#
+# A node's chunks are known by its id, so a move changes paths only: the node and all that lies
+# below it, opaque entries too, get new paths and keep their ids. Shifting and reindexing an array
+# give its chunk refs new coordinates: everything stored is cut off, and the refs are recorded anew
+# at their new places, so that whoever wrote to the array meanwhile is in conflict.
+
+
+def move_node(workspace: Workspace, old: str, new: str) -> None:
+    """Give the node at `old`, and all below it, its place at `new`."""
+    old, new = node_path(old), node_path(new)
+    with workspace.lock:
+        above = {node.path: node for node in workspace.contents.above(new)}
+        near = above | workspace.contents.within(old) | workspace.contents.within(new)
+        workspace.edits.move(plan_move(near, old, new))
+
+
+def shift_chunks(workspace: Workspace, path: str, offset: Iterable[int]) -> None:
+    """Move all chunks of an array by that many chunks along each axis."""
+    with workspace.lock:
+        node, meta = _array(workspace, path)
+        steps = _steps(offset)
+        if steps is None or len(steps) != len(meta.shape):
+            raise InvalidArgumentError(
+                f"/{node.path} has {len(meta.shape)} axes: give a whole number of chunks for each, "
+                f"not {offset!r}"
+            )
+        table = workspace.settled_chunks(node)
+        if table is not None and any(steps):
+            keep, coords = shifted(table.coords(), steps, meta.grid.hi)
+            workspace.put_chunks(node, rearranged(table, keep, coords))
+
+
+def _steps(offset: object) -> Coords | None:
+    """The whole numbers of an offset; None if it is something else."""
+    steps = tuple(offset) if isinstance(offset, Iterable) else (None,)
+    whole = (isinstance(s, int | np.integer) and not isinstance(s, bool) for s in steps)
+    return tuple(map(int, steps)) if all(whole) else None
+
+
+def reindex_chunks(
+    workspace: Workspace,
+    path: str,
+    places: Places,
+) -> None:
+    """Move the chunks of an array to where `places` says."""
+    with workspace.lock:
+        node, meta = _array(workspace, path)
+        table = workspace.settled_chunks(node)
+        before = np.zeros((0, len(meta.shape)), np.int64) if table is None else table.coords()
+        name = f"/{node.path}"
+        keep, coords = reindexed(before, moves_of(places, before, name), meta.grid, name)
+        if table is not None and not (keep.all() and (coords == before).all()):
+            workspace.put_chunks(node, rearranged(table, keep, coords))
+
+
+def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
+    node = workspace.contents.array_at(node_path(path))
+    assert node.array is not None
+    if not node.array.shape:
+        raise InvalidArgumentError(f"/{node.path} is a scalar: its chunk cannot be moved")
+    return node, node.array

@@ -128,28 +128,19 @@ class Spill:
     ----------
     objects : Objects
         The repository's objects.
-    keys : SessionKeys or None
-        Keys for manifests; without them nothing is spilled.
+    keys : SessionKeys
+        Keys for manifests.
     budget : int
         The number of refs that may be in memory.
     """
 
-    def __init__(self, objects: Objects, keys: SessionKeys | None, budget: int) -> None:
+    def __init__(self, objects: Objects, keys: SessionKeys, budget: int) -> None:
         self.objects = objects
         self.budget = budget
         self._keys = keys
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return type(None), ()
-
-    @property
-    def writable(self) -> bool:
-        """Whether it can write."""
-        return self._keys is not None
-
-    def rows(self, rows: Rows) -> ChunkTable:
-        """The rows, fetched if they are not in memory."""
-        return rows_of(self.objects, rows)
 
     def save(self, node_id: bytes, table: ChunkTable, unsynced: Iterable[str]) -> list[Spilled]:
         """Write the rows to manifests of one leaf each, after their chunks are durable.
@@ -170,7 +161,6 @@ class Spill:
         return [self._write(node_id, part) for part in split(table, LEAF_ROWS)]
 
     def _write(self, node_id: bytes, table: ChunkTable) -> Spilled:
-        assert self._keys is not None
         manifest = Manifest.of([(node_id, table)])
         upload = Upload.of(self._keys, "manifests", manifest.encode())
         if not self._keys.has_written(upload.key):
@@ -189,21 +179,23 @@ class Spill:
         """
         rest = [layer if isinstance(layer, ChunkTable) else None for layer in layers]
         found: list[list[Rows]] = []
-        for group in _components(layers):
+        spilled = [i for i, layer in enumerate(layers) if not resident(layer)]
+        for members in together([layers[i].box for i in spilled]):
+            group = [spilled[i] for i in members]
             boxes = [layers[i].box for i in group]
-            together: list[Rows] = []
+            overlapping: list[Rows] = []
             for i, layer in enumerate(layers):
                 table = rest[i]
                 if i in group:
-                    together.append(layer)
+                    overlapping.append(layer)
                 elif table is not None and any(box.overlaps(table.box) for box in boxes):
                     inner = np.zeros(len(table), np.bool_)
                     for box in boxes:
                         inner |= in_box(table, box)
                     if inner.any():
-                        together.append(select(table, inner))
+                        overlapping.append(select(table, inner))
                         rest[i] = None if inner.all() else select(table, ~inner)
-            found.append(together)
+            found.append(overlapping)
         return found, [table for table in rest if table is not None]
 
     def merged(self, layers: Sequence[Rows]) -> Iterator[ChunkTable]:
@@ -218,22 +210,21 @@ class Spill:
                 yield table
 
     def _inside(self, layer: Rows, slab: Box) -> ChunkTable:
-        table = self.rows(layer)
+        table = rows_of(self.objects, layer)
         return select(table, in_box(table, slab))
 
 
-def _components(layers: Sequence[Rows]) -> list[list[int]]:
-    """Positions of the spilled layers, grouped so that boxes of different groups do not overlap."""
-    spilled = [i for i, layer in enumerate(layers) if not isinstance(layer, ChunkTable)]
-    lo = np.array([layers[i].box.lo for i in spilled], np.int64)
-    hi = np.array([layers[i].box.hi for i in spilled], np.int64)
-    group = np.arange(len(spilled))
-    for n in range(1, len(spilled)):
+def together(boxes: Sequence[Box]) -> list[list[int]]:
+    """Positions of the boxes, grouped so that boxes of different groups do not overlap."""
+    lo = np.array([box.lo for box in boxes], np.int64)
+    hi = np.array([box.hi for box in boxes], np.int64)
+    group = np.arange(len(boxes))
+    for n in range(1, len(boxes)):
         near = ((lo[:n] < hi[n]) & (lo[n] < hi[:n])).all(axis=1)
         if near.any():
             group[: n + 1][np.isin(group[: n + 1], [*group[:n][near], n])] = n
     found: dict[int, list[int]] = {}
-    for i, number in zip(spilled, group.tolist(), strict=True):
+    for i, number in enumerate(group.tolist()):
         found.setdefault(number, []).append(i)
     return [*found.values()]
 

@@ -173,7 +173,7 @@ def plan_preload(
     --------
     >>> from zarr_manifests.config.manifest_sets import Preload
     >>> from zarr_manifests.engine.snapshot.preload import plan_preload
-    >>> from zarr_manifests.format.blobs import BlobRef
+    >>> from zarr_manifests.format.records import BlobRef
     >>> from zarr_manifests.format.manifest import Part
     >>> from zarr_manifests.grid import Box
     >>> blob = BlobRef("manifests/000000000001-0123456789abcdef01234567/1", 100, 0)
