@@ -69,10 +69,11 @@ def opened(storage: MemoryStorage, runtime: Runtime = AT_ONCE) -> tuple[Far, zar
 def test_chunks_of_the_next_leaf_are_read_ahead(filled: MemoryStorage) -> None:
     """Its table is fetched in the background while chunks of this one are read."""
     far, array = opened(filled)
-    assert np.array_equal(array[:], VALUES)
+    with zarr.config.set({"async.concurrency": 1}):  # in order, however busy the machine is
+        assert np.array_equal(array[:], VALUES)
     requests, chunks = far.read()
     assert CHUNKS <= chunks <= 1.13 * CHUNKS
-    assert requests <= 70, "a hundred, ten chunks at a time"
+    assert requests <= 70, "a thousand, one for each chunk"
     assert max(r.nbytes for r in far.log if r.key.startswith("chunks/")) <= FAR.span_bytes
     tables = [record.key for record in far.log if record.key.startswith("manifests/")]
     assert len(tables) == len(set(tables)) >= CHUNKS // LEAF, "each is fetched once"
