@@ -660,7 +660,7 @@ class _IcechunkHistory:
         elif at not in ("", *known) and self._has_expired(head, lineage):
             raise ConflictError(
                 f"branch {name!r} is at the icechunk snapshot {at}, which has expired there, so "
-                "that what came between it and the present ones is not known. Import to another "
+                "that the commits between it and the present ones are not known. Import to another "
                 "repository, and next time before icechunk's snapshots expire"
             )
         elif at is None or at not in ("", *known):
@@ -700,7 +700,7 @@ def _chosen(known: Mapping[str, str], wanted: Iterable[str] | None) -> list[str]
     due: object = known if wanted is None else wanted
     names = list(due) if isinstance(due, Iterable) and not isinstance(due, str) else [None]
     if not all(isinstance(name, str) for name in names):
-        raise InvalidArgumentError("branches: a list of names is due")
+        raise InvalidArgumentError("branches must be a list of names")
     chosen = {str(name) for name in names}
     absent = sorted(chosen - set(known))
     if absent:

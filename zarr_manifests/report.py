@@ -90,7 +90,7 @@ def json_line(value: object) -> str:
     try:
         return json.dumps(plain(value), allow_nan=False)
     except RecursionError as error:  # attributes are anybody's
-        raise InvalidArgumentError("what there is to print is nested too deeply") from error
+        raise InvalidArgumentError("the result is nested too deeply to be printed") from error
 
 
 def plain(value: Any) -> Any:

@@ -491,7 +491,7 @@ class Repository:
             If `end` is an ancestor of `start`, so that it has changed nothing since; if only one of
             path and `values` is given, or the arrays have different numbers of dimensions.
         ConflictError
-            If both lines were merged into each other crosswise; then only `symmetric=False` tells.
+            After a criss-cross merge; then only `symmetric=False` tells.
         SnapshotExpiredError
             If one of them is not there, or snapshots between them have expired.
         NotFoundError
@@ -722,12 +722,12 @@ class Repository:
         ------
         ConflictError
             If both sides have different changes in one place; `conflicts` lists every place, with
-            all chunks. Also if the lines have been merged crosswise. Nothing was committed.
+            all chunks. Also after a criss-cross merge. Nothing was committed.
         NotFoundError
             If there is no such branch or version.
         SnapshotExpiredError
             If there is no such snapshot, or no branch or tag leads to it any more and a collection
-            deletes parts of it; or what both sides have in common has expired
+            deletes parts of it; or the common ancestor of both sides has expired
             (`HistoryExpiredError`).
 
         Examples

@@ -60,13 +60,13 @@ def test_merging_to_and_fro(repo: Repository) -> None:
     assert values(repo) == values(repo, "side")
 
 
-def test_lines_merged_crosswise_are_refused(repo: Repository) -> None:
+def test_a_criss_cross_merge_is_refused(repo: Repository) -> None:
     ours, theirs = put(repo, "main", CHUNKS[0], 2), put(repo, "side", CHUNKS[1], 3)
     repo.merge(theirs, "main")
     repo.merge(ours, "side")
     put(repo, "side", CHUNKS[2], 4)
     put(repo, "main", CHUNKS[3], 4)
-    with pytest.raises(ConflictError, match="crosswise") as error:
+    with pytest.raises(ConflictError, match="criss-cross") as error:
         repo.merge("side")
     assert ours in str(error.value)
     assert theirs in str(error.value)

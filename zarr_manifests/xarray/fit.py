@@ -297,7 +297,9 @@ class _Comparison:
         with _told(self.name):
             read = self._read(codes.astype(self.stored, copy=False), self.attributes)
             if self._differ(given.ravel(), read[: given.size]).any():
-                raise ValueError("dates beyond 1678 to 2262 are lost beside a missing one")
+                raise ValueError(
+                    "dates outside 1678 to 2262 cannot be stored beside a missing date"
+                )
 
     def block(self, given: npt.NDArray[Any], codes: npt.NDArray[Any], start: Sequence[int]) -> None:
         """Check values in memory, the first of which is at position `start`.

@@ -208,7 +208,7 @@ def _datasets(given: Given, encoding: Encodings) -> list[tuple[str, xr.Dataset, 
         return [("", _dataset_of(given), encoding)]
     if not isinstance(given, xr.Dataset):
         raise InvalidArgumentError(
-            f"what is written is a Dataset, a DataArray or a DataTree, not a {type(given).__name__}"
+            f"expected a Dataset, a DataArray or a DataTree, not a {type(given).__name__}"
             + ("; for files, take zm.ingest" if isinstance(given, str | os.PathLike) else "")
         )
     return [("", given, encoding)]

@@ -323,7 +323,7 @@ def check_lengths(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | Non
             raise InvalidArgumentError(
                 f"{dim!r} would be {both}, and the group could not be opened as a dataset any "
                 f"more: append all variables along {dim!r} together, write new ones at full length "
-                "first, or rename the dimension or what is not of it"
+                "first, or rename the dimension, or the variables that do not belong to it"
             )
 
 

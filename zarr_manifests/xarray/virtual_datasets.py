@@ -130,7 +130,7 @@ def write_virtual(
     ('s3://bucket/winds.bin',)
     """
     if not isinstance(vds, xr.Dataset | xr.DataTree):
-        raise InvalidArgumentError(f"a Dataset or a DataTree is due, not {type(vds).__name__}")
+        raise InvalidArgumentError(f"expected a Dataset or a DataTree, not {type(vds).__name__}")
     if validate not in _VALIDATIONS:
         raise InvalidArgumentError(f"validate={validate!r}: give one of {_VALIDATIONS}")
     if mode == "a-":
@@ -183,7 +183,10 @@ class _Write:
         """Check the dataset against what is there; what writes it, in order."""
         part, node = self.part, self.workspace.contents.node(self.part.group)
         if node is not None and node.array is not None:
-            raise AlreadyExistsError(f"/{part.group} is an array; a group is due")
+            raise AlreadyExistsError(
+                f"/{part.group} is an array, and references are written to a group: give another "
+                "group="
+            )
         ds = part.ds.copy()  # the caller's stays lazy
         virtual = {name: var for name, var in ds.variables.items() if is_virtual(var)}
         if isinstance(self.target, ManifestStore):

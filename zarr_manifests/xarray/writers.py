@@ -510,8 +510,8 @@ def _fits_of(part: DatasetPart, there: StoredGroup) -> dict[str, Fit]:
         bounds = own.get("bounds")
         if bounds in known and is_time(variable) and "units" not in known[bounds]:
             raise InvalidArgumentError(
-                f"{name!r} has times and says that {bounds!r} has their bounds: a reader would "
-                "make times of the numbers that are there. Write the bounds anew together with "
+                f"{name!r} holds times and names {bounds!r} as their bounds: a reader would "
+                "decode the numbers stored there as times. Write the bounds anew together with "
                 "the times, with mode='w', or leave the attribute out"
             )
         how = part.encoding.get(key, variable.encoding)

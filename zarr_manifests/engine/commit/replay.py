@@ -371,7 +371,7 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
         If the snapshot is in no history and not kept, or what it has in common with the branch is
         not in history.
     ConflictError
-        If the lines were merged crosswise.
+        After a criss-cross merge.
     """
     tip = context.roots.branch(root, branch)
     head, snapshot, _ = find_kept(context, root, source)

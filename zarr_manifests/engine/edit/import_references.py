@@ -124,7 +124,9 @@ def import_references(
             key = join(node.path, node.array.chunk_keys.encode(tuple(at)))
             data = fetch(keys[row])
             if not data:
-                raise InvalidArgumentError(f"the chunk {keys[row][:200]!r} has no bytes; none has")
+                raise InvalidArgumentError(
+                    f"the chunk {keys[row][:200]!r} is empty, and a chunk has bytes"
+                )
             workspace.set(key, data)
             done += 1
             tell("chunks", done)

@@ -220,7 +220,7 @@ def compare(context: ReadContext, start: Branch, end: Branch, *, symmetric: bool
     InvalidArgumentError
         If `end` has changed nothing since, because it is an ancestor of `start`.
     ConflictError
-        If the lines were merged crosswise, so that there is no one snapshot to start from.
+        After a criss-cross merge, since there is no one snapshot to start from.
     HistoryExpiredError
         If snapshots between them have expired.
     """

@@ -210,7 +210,7 @@ def parted(context: ReadContext, root: Root, left: BlobRef, right: BlobRef) -> P
         lines[side].append(here)
         now[side] = _next(walks[side])
     raise HistoryExpiredError(
-        f"what {snapshot_id_of(left.key)} and {snapshot_id_of(right.key)} have in common has "
+        f"the common ancestor of {snapshot_id_of(left.key)} and {snapshot_id_of(right.key)} has "
         "expired, so what each has changed since is not known"
     )
 
@@ -308,10 +308,10 @@ def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef)
     if len(newest) > 1:
         listed = ", ".join(sorted(snapshot_id_of(key) for key in newest))
         raise ConflictError(
-            f"{listed} are in both lines, and none has the changes of the others: the lines were "
-            "merged crosswise. Repeat the commits of one line on the other with cherry_pick, or "
-            "take one of the two merges back with reset_branch",
-            [Conflict(ConflictKind.HISTORY, "/", "history", "the lines were merged crosswise")],
+            f"this is a criss-cross merge: the common ancestors {listed} do not contain each "
+            "other. Repeat the commits of one line on the other with cherry_pick, or take one of "
+            "the two merges back with reset_branch",
+            [Conflict(ConflictKind.HISTORY, "/", "history", "a criss-cross merge")],
         )
     (key,) = newest
     if key == lines.at.key:
@@ -337,7 +337,7 @@ def net_changes(
     Raises
     ------
     HistoryExpiredError
-        If what both have in common has expired.
+        If their common ancestor has expired.
     """
     nodes = {
         path: new.nodes.get(path)

@@ -162,7 +162,7 @@ def before(context: Context, root: Root, found: Found, shown: str, version: Vers
             return Found(at, found.branch)
         seen += len(part)
     before_it = count_text(seen - 1, "snapshot")
-    raise NotFoundError(f"{shown!r}: only {before_it} before it in history{_cut_off(part)}")
+    raise NotFoundError(f"{shown!r}: the history has only {before_it} before it{_cut_off(part)}")
 
 
 def _until(context: Context, found: Found, shown: str, until_ms: int) -> Found:

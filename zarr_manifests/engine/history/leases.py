@@ -348,8 +348,8 @@ def _check_named(context: ReadContext, root: Root, snapshot_id: str) -> None:
         locate(context, root, snapshot_id)
     except SnapshotExpiredError as error:
         raise SnapshotExpiredError(
-            f"there is no lease on what no branch or tag leads to: {error}. As long as it is not "
-            f"collected, repo.create_tag(name, {snapshot_id!r}) keeps it, and it can be leased then"
+            f"a snapshot that no branch or tag leads to cannot be leased: {error}. Until it is "
+            f"collected, repo.create_tag(name, {snapshot_id!r}) keeps it; then lease it"
         ) from error
 
 

@@ -241,9 +241,9 @@ def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
         raise SnapshotExpiredError(
             f"snapshot {snapshot_id} is in the history of no branch or tag of "
             f"{context.storage.url} any more, and the collection of garbage that began at version "
-            f"{root.collected} deletes parts of it, so it can get no name. While it can still be "
-            f"read, repo.readonly_session({snapshot_id!r}) opens it: write its data in "
-            "a new commit. Otherwise a clone or a backup may have it"
+            f"{root.collected} deletes parts of it, so no branch or tag can be made of it. "
+            f"While it can still be read, repo.readonly_session({snapshot_id!r}) opens it: "
+            "write its data in a new commit. Otherwise a clone or a backup may have it"
         )
     at, snapshot, floor = found
     for older, _ in ages(context, at, floor):
