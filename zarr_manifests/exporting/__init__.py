@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -100,26 +100,25 @@ class SnapshotSource:
             for name, document in node.documents.items()
         }
         # Documents that the one beside them hides are entries of their own.
-        found |= dict(chain.from_iterable(self.chunks(filter(_is_hidden, self.nodes))))
+        found |= dict(chain.from_iterable(self.chunks(hidden=True)))
         nodes = {node.path: node for node in self.nodes}
         found |= {self.relative(key): document for key, document in consolidated(nodes)}
         return sorted(found.items(), key=_members_first)
 
-    def tables(self, nodes: Iterable[Node] | None = None) -> Iterator[tuple[Node, ChunkTable]]:
-        """Arrays and opaque entries that have chunks, with their refs."""
-        contents = self.contents
-        for node in (n for n in self.nodes if not _is_hidden(n)) if nodes is None else nodes:
-            if node.kind is NodeKind.GROUP:
+    def tables(self, *, hidden: bool = False) -> Iterator[tuple[Node, ChunkTable]]:
+        """Arrays and opaque entries that have chunks, with their refs; or the hidden entries."""
+        for node in self.nodes:
+            if node.kind is NodeKind.GROUP or _is_hidden(node) is not hidden:
                 continue
-            table = contents.guarded(partial(contents.chunks, node))
+            table = self.contents.guarded(partial(self.contents.chunks, node))
             if table is not None and len(table):
                 yield node, table
 
-    def chunks(self, nodes: Iterable[Node] | None = None) -> Iterator[Batch]:
+    def chunks(self, *, hidden: bool = False) -> Iterator[Batch]:
         """The chunks, as they are stored, in batches that fit in memory."""
         batch: Batch = []
         size = 0
-        for node, table in self.tables(nodes):
+        for node, table in self.tables(hidden=hidden):
             for coords, data in stream_table(
                 self.contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES
             ):
@@ -196,8 +195,7 @@ def _members(nodes: Mapping[str, Node], only: str | None) -> dict[str, list[str]
             if above not in found:
                 break
             found[above].append(path)
-    wanted = found if only is None else found.keys() & {only}
-    return {path: sorted(found[path]) for path in found if path in wanted}
+    return {path: sorted(below) for path, below in found.items() if only in (None, path)}
 
 
 def _in_group(node: Node) -> Any:
