@@ -135,7 +135,7 @@ class Fit:
     ) -> None:
         """Check dates that are stored as `codes` beside the codes that are there.
 
-        Xarray loses dates beyond 1678 to 2262 beside a missing one.
+        Xarray loses dates outside 1678 to 2262 beside a missing one.
 
         Raises
         ------
