@@ -334,7 +334,18 @@ def _log_entry(*value: Any) -> LogEntry:
 _NO_CONFIG: Final = Config()
 
 
-_as_dict: Final = lru_cache(maxsize=32)(Config.to_dict)  # most roots have the same configuration
+class _Said:
+    """The last configuration written, as a map: most roots have the same, and no hash is made."""
+
+    last: tuple[Config, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
+
+
+def _as_dict(config: Config) -> dict[str, Any]:
+    known, said = _Said.last
+    if config is not known:
+        said = config.to_dict()
+        _Said.last = config, said
+    return said
 
 
 @lru_cache(maxsize=32)
