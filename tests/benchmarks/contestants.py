@@ -21,7 +21,6 @@ from zarr.abc.store import Store
 
 import zarr_manifests as zm
 from zarr_manifests.bulk import use_bulk
-from zarr_manifests.format.snapshot import parsed_entry
 
 FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
 
@@ -87,7 +86,6 @@ class Ours(Contestant):
                 for value in vars(module).values():
                     if hasattr(value, "cache_clear"):
                         value.cache_clear()
-        parsed_entry.cache_clear()
 
     def writer(self) -> tuple[Store, Callable[[], object]]:
         session = self.open().writable_session("main")
