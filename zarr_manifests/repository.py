@@ -792,8 +792,8 @@ class Repository:
 
         No chunk is read. Without a path it reads all manifests of the snapshot, and counts chunks
         in manifests, in objects and in files elsewhere apart. For one array it reads nothing where
-        the snapshot's own count is exact, else the index of initialised chunks, else the manifests
-        of that array.
+        the snapshot's own count is exact, else those of the array's manifests that commits since
+        the last compaction may have changed.
 
         Parameters
         ----------
@@ -833,7 +833,7 @@ class Repository:
             found = self._refs.resolve(version)
             view = self._context.open_branch(found.at)
             if path is not None and not estimate:
-                return compact.presence_index.counted_usage(self._context, view, path, found.branch)
+                return compact.leaf_index.counted_usage(self._context, view, path, found.branch)
             usage = totals_of(view)
             if path is None:
                 return usage

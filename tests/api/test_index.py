@@ -1,4 +1,4 @@
-"""The index of initialised chunks: quick where it is there, and never wrong, whatever it is."""
+"""The index of leaves: never wrong, whatever it is."""
 
 from __future__ import annotations
 
@@ -94,5 +94,5 @@ def test_whatever_the_index_is_the_answers_are_the_same(
     counting = CountingStorage(storage)
     reader = zm.open(counting)
     reader.du(path="big")
-    assert harm or manifests_read(counting) == []
+    assert harm or len(manifests_read(counting)) == 2  # those that live deltas touch
     assert answers(reader) == expected

@@ -26,9 +26,8 @@ import zarr_manifests as zm
 from storages import CountingStorage, Record
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.merge_leaves import encoded_base
-from zarr_manifests.engine.compact.presence_index import index_leaves
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.format.index import Bitmap, IndexDirectory
+from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Count
 from zarr_manifests.format.records import BlobRef
@@ -245,18 +244,17 @@ def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> La
     whole = Base(tuple(view.nodes.values()), tuple(manifests), 1, counts)
     base, pages = encoded_base(workspace.context.objects, view, whole, keys, {})
     held = [(part, ref.blob) for ref in manifests for part in ref.parts]
-    described = [
-        (part.node_id, blob, int(rng.normal(45_000, 10)) * part.count, Bitmap(part.box, part.count))
+    entries = {
+        (part.node_id, part.box, blob.key, blob.crc32c): int(rng.normal(45_000, 10)) * part.count
         for part, blob in held
-    ]
-    bitmaps, entries = index_leaves(keys, described)
-    directory = IndexDirectory({entry.name: entry for entry in entries}).encode()
+    }
+    directory = IndexDirectory(entries).encode()
     return Layout(
         chunks,
         tuple(ref.blob.length for ref in manifests),
         len(base.data),
         tuple(len(page.data) for page in pages),
-        (*(len(bitmap.data) for bitmap in bitmaps), len(directory)),
+        (len(directory),),
     )
 
 

@@ -144,7 +144,7 @@ def marks_compared_last(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commits, "check_now", lambda *_: None)
 
 
-@mutant("A root that was read earlier may say that a step is committed.", 19, "streams")
+@mutant("A root that was read earlier may say that a step is committed.", 37, "streams")
 def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
     def stale(context: Any, branch: str, txn: Any) -> None:
         root = context.roots.with_branch(context.roots.latest.root, branch)
@@ -176,7 +176,7 @@ def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "rewritten", without)
 
 
-@mutant("Versions that are missing before a step are not noticed.", 11, "streams")
+@mutant("Versions that are missing before a step are not noticed.", 2, "streams")
 def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
     check = landing._check_txn
 
@@ -189,7 +189,7 @@ def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
 # --- conflicts and branches --------------------------------------------------------------------
 
 
-@mutant("A commit is rebased onto anything.", 0)
+@mutant("A commit is rebased onto anything.", 3)
 def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(rebasing, "rebase", lambda *a, **k: replace(rebase(*a, **k), conflicts=()))
@@ -206,7 +206,7 @@ def serializable_reads_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_read_conflicts", lambda *args: iter(()))
 
 
-@mutant("Chunks that a policy leaves to others are overwritten.", 64)
+@mutant("Chunks that a policy leaves to others are overwritten.", 22)
 def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     rebase = rebasing.rebase
     patch.setattr(
@@ -228,7 +228,7 @@ def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebasing, "deltas_between", lambda *args: between(*args) or [])
 
 
-@mutant("Earlier commits are assumed to touch other chunks, wherever theirs are.", 0)
+@mutant("Earlier commits are assumed to touch other chunks, wherever theirs are.", 11)
 def all_is_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebasing, "apart", lambda mine, theirs: True)
 
@@ -247,7 +247,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(left_behind, "find_left", anywhere)
 
 
-@mutant("Refs can be restored from before the last collection.", 5)
+@mutant("Refs can be restored from before the last collection.", 0)
 def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_check_restorable", lambda root, version: None)
 
@@ -367,7 +367,7 @@ def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "_layers", without)
 
 
-@mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 88)
+@mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 24)
 def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
@@ -396,7 +396,7 @@ def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "_is_shut_out", lambda *args: False)
 
 
-@mutant("A compactor continues although another has taken over.", 5)
+@mutant("A compactor continues although another has taken over.", 16)
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     def unclaimed(root: Any, *args: Any) -> Any:
         return admission.admission(replace(root, epochs={}), *args)
@@ -404,12 +404,12 @@ def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "admission", unclaimed)
 
 
-@mutant("A repacking from before the fence lands.", 480)
+@mutant("A repacking from before the fence lands.", 328)
 def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(repacking._Repacking, "_check_admitted", lambda *args: None)
 
 
-@mutant("A lease counts by the reader's clock, not by its existence.", 123)
+@mutant("A lease counts by the reader's clock, not by its existence.", 320)
 def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     refusal = epochs._refusal
 
@@ -421,7 +421,7 @@ def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(epochs, "_refusal", by_clock)
 
 
-@mutant("A collection deletes objects of sessions that hold a lease.", 123)
+@mutant("A collection deletes objects of sessions that hold a lease.", 48)
 def leases_not_honoured(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "leased_lineages", lambda leases: frozenset())
 
@@ -432,7 +432,7 @@ def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(expire, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
 
 
-@mutant("A lease is taken and renewed on an expired snapshot.", 25)
+@mutant("A lease is taken and renewed on an expired snapshot.", 9)
 def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "locate", lambda *args: None)
 
@@ -442,7 +442,7 @@ def lease_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "_check_start", lambda root, session: None)
 
 
-@mutant("A collection deletes unmarked objects of sessions newer than the fence.", 0)
+@mutant("A collection deletes unmarked objects of sessions newer than the fence.", 3)
 def collected_beyond_the_fence(patch: pytest.MonkeyPatch) -> None:
     dead = collect.is_dead
     patch.setattr(collect, "is_dead", lambda key, marked, fence, x: dead(key, marked, 1 << 40, x))
@@ -462,7 +462,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(left_behind, "children", others)
 
 
-@mutant("A collection does not mark what only tags lead to.", 59)
+@mutant("A collection does not mark what only tags lead to.", 24)
 def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     live = collect.live_snapshots
     patch.setattr(
@@ -481,7 +481,7 @@ def marked_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "_begin", early)
 
 
-@mutant("A collection deletes without archiving the root it starts from.", 16)
+@mutant("A collection deletes without archiving the root it starts from.", 4)
 def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
     begin = collect._begin
 
@@ -504,12 +504,12 @@ def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
 # --- looking and going back --------------------------------------------------------------------
 
 
-@mutant("A verification reports damage without checking against the newer root.", 207)
+@mutant("A verification reports damage without checking against the newer root.", 48)
 def looked_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda root, newer: False)
 
 
-@mutant("A verification lists the archives before it reads the root.", 4)
+@mutant("A verification lists the archives before it reads the root.", 9)
 def archives_listed_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda root, newer: False)
     patch.setattr(verify, "_first_kept", lambda root: 0)
@@ -534,7 +534,7 @@ def recovered_without_a_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_renewed", unfenced)
 
 
-@mutant("A lease is relied on however long ago it was renewed.", 113)
+@mutant("A lease is relied on however long ago it was renewed.", 0)
 def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heartbeat.Term, "is_over", lambda self, runtime: False)
 

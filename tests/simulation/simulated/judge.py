@@ -754,7 +754,7 @@ class Judge:
                 there = branch.index.key in self.shelf.objects
                 self._demand(there, f"{name} names an index that is not there")
                 directory = self.objects.load(branch.index, IndexDirectory)
-                found |= {branch.index.key, *(blob.key for blob in directory.blobs)}
+                found.add(branch.index.key)
                 for ref in directory.zones.values():
                     pages = self.objects.load(ref, ZonePages)
                     found |= {ref.key, *(blob.key for blob in pages.blobs)}

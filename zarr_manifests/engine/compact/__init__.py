@@ -1,4 +1,4 @@
-"""The same data in another layout: runs, merged leaves, repacked chunks, the presence index.
+"""The same data in another layout: runs, merged leaves, repacked chunks, the index of leaves.
 
 What reading does not need is imported when it is used.
 """
@@ -11,9 +11,9 @@ from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests.engine.compact import compute_statistics as compute_statistics
+    from zarr_manifests.engine.compact import leaf_index as leaf_index
     from zarr_manifests.engine.compact import manifest_layout as manifest_layout
     from zarr_manifests.engine.compact import outcomes as outcomes
-    from zarr_manifests.engine.compact import presence_index as presence_index
     from zarr_manifests.engine.compact import repack_chunks as repack_chunks
 else:
     __getattr__ = on_demand(
@@ -21,6 +21,6 @@ else:
         "compute_statistics",
         "manifest_layout",
         "outcomes",
-        "presence_index",
+        "leaf_index",
         "repack_chunks",
     )

@@ -35,6 +35,7 @@ from zarr_manifests.engine.commit.landing import (
     rewritten,
     tell_landed,
 )
+from zarr_manifests.engine.compact.leaf_index import Presence, with_entries
 from zarr_manifests.engine.compact.merge_leaves import (
     NodeMerge,
     Pending,
@@ -44,7 +45,6 @@ from zarr_manifests.engine.compact.merge_leaves import (
     pending_of,
     repack,
 )
-from zarr_manifests.engine.compact.presence_index import Presence, with_entries
 from zarr_manifests.engine.compact.write_leaves import (
     LeavesHere,
     WriteLeaves,
@@ -340,13 +340,12 @@ class _Work:
         self._tell(0)
         self._done, self._manifests = done, tuple(done.manifests)
         self._sequence, index = view.snapshot.sequence, BaseIndex(done.manifests)
-        stored = {entry.name: entry.stored_bytes for entry in done.entries}
-        self._counts = counts_of_base(view, index, self._settled(index), stored)
+        self._counts = counts_of_base(view, index, self._settled(index), done.entries)
         nodes = tuple(node for _, node in sorted(view.nodes.items()))
         whole = Base(nodes, self._manifests, self._sequence, self._counts)
         base, pages = encoded_base(context.objects, view, whole, self._keys, done.copies)
         self._base, self._new_base = base.ref, base
-        self._uploads += [*done.bitmaps, *pages, base]
+        self._uploads += [*pages, base]
 
     def _writer(self) -> WriteLeaves:
         """Writes the new manifests: here, or in the tasks of `run`."""

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.decoding import BulkDecoder
-from zarr_manifests.engine.compact.presence_index import add_to_index
+from zarr_manifests.engine.compact.leaf_index import add_to_index
 from zarr_manifests.engine.compact.zone_index import (
     LeafPages,
     LeafZones,

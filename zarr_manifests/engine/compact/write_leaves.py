@@ -15,18 +15,17 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.compact.presence_index import index_leaves
 from zarr_manifests.engine.compact.zone_index import LeafZones, NewPages, write_pages
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
+from zarr_manifests.engine.objects.metadata import tallied_reads
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.index import Bitmap, IndexEntry
+from zarr_manifests.format.index import LeafName
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
@@ -51,10 +50,8 @@ class Written:
     ----------
     manifests : sequence of ManifestRef
         The base's directory; of a step, its manifests in the order in which they were planned.
-    entries : list of IndexEntry
-        Entries for the index of initialized chunks, of the new leaves.
-    bitmaps : list of Upload
-        Objects that these entries refer to, if they are still to be written.
+    entries : dict of LeafName to int
+        The stored bytes of the new leaves, for the index.
     copies : dict of str to bytes
         The small manifests with coordinates, by key.
     zones : dict of bytes to NewPages
@@ -64,8 +61,7 @@ class Written:
     """
 
     manifests: Sequence[ManifestRef] = ()
-    entries: list[IndexEntry] = field(default_factory=list)
-    bitmaps: list[Upload] = field(default_factory=list)
+    entries: dict[LeafName, int] = field(default_factory=dict)
     copies: dict[str, bytes] = field(default_factory=dict)
     zones: dict[bytes, NewPages] = field(default_factory=dict)
     refs: int = 0
@@ -75,8 +71,7 @@ class Written:
 
     def add(self, more: Written) -> None:
         """Add what a step has written; its manifests replace others, which callers do."""
-        self.entries += more.entries
-        self.bitmaps += more.bitmaps
+        self.entries |= more.entries
         self.copies |= more.copies
         self.add_zones(more.zones)
         self.manifests_written += len(more.manifests)
@@ -157,10 +152,6 @@ class _LeafTask:
             heap = Heap(view, index, (), context.meter)
             here = LeavesHere(context, heap, keys, NodeFacts(nodes, {}), zones)
             written = here.write(index, job.planned)
-            bitmaps, written.bitmaps = written.bitmaps, []
-            creates = [partial(context.objects.create, one.key, one.data) for one in bitmaps]
-            context.runtime.parallel(creates)
-        written.bytes_written += sum(len(one.data) for one in bitmaps)
         written.bytes_read = sum(read)
         return written
 
@@ -172,7 +163,6 @@ class _Leaf:
     part: Part
     data: TableData
     stored_bytes: int
-    bitmap: Bitmap
     zones: list[tuple[ZoneTable, bool]]
 
 
@@ -215,12 +205,11 @@ class LeavesHere:
                 done[i] = ref, [replace(leaf, zones=[]) for leaf in leaves], copy
             self._tell(sum(leaf.count for _, leaf in batch))
         ordered = [done[i] for i in range(len(planned))]
-        named = [
-            (leaf.part.node_id, ref.blob, leaf.stored_bytes, leaf.bitmap)
+        result.entries = {
+            (leaf.part.node_id, leaf.part.box, ref.blob.key, ref.blob.crc32c): leaf.stored_bytes
             for ref, leaves, _ in ordered
             for leaf in leaves
-        ]
-        result.bitmaps, result.entries = index_leaves(self._keys, named)
+        }
         result.manifests = [ref for ref, _, _ in ordered]
         result.copies = {ref.blob.key: copy for ref, _, copy in ordered if copy}
         result.bytes_written = sum(ref.blob.length for ref in result.manifests)
@@ -276,7 +265,7 @@ class LeavesHere:
         table = take(table, np.arange(len(table)), box)
         part, data = Manifest.of([(leaf.node_id, table)]).parts[0]
         zones = self._zones.of_leaf(self._heap.view.by_id[leaf.node_id], table)
-        return _Leaf(part, data, int(table.length.sum()), Bitmap.of(table), zones)
+        return _Leaf(part, data, int(table.length.sum()), zones)
 
     def _upload(
         self, key: str, leaves: Sequence[_Leaf], set_name: str

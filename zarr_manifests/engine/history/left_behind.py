@@ -48,7 +48,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkTable, native_keys
 from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
-from zarr_manifests.format.index import Bitmaps, IndexDirectory, UnknownIndex
+from zarr_manifests.format.index import IndexDirectory, UnknownIndex
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.records import BlobRef
@@ -130,7 +130,6 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
         case Delta():
             yield from _manifests(value.manifests)
         case IndexDirectory():
-            yield from (Link(blob, Bitmaps) for blob in value.blobs)
             yield from (Link(blob, ZonePages) for blob in value.zones.values())
             yield from (Link(blob, UnknownIndex) for blob in value.others.values())
         case ZonePages():
@@ -356,7 +355,7 @@ def _is_safe(
         return context.objects.load(link.ref, link.kind)
 
     def named_only(link: Link) -> Any:
-        return None if link.kind in (Manifest, Zones, Bitmaps) else load(link)
+        return None if link.kind in (Manifest, Zones) else load(link)
 
     def wanted(link: Link) -> bool:
         return link.is_within(line) or link.is_within(history)

@@ -3,7 +3,8 @@
 The tables that overlap a box are decoded one after the other, and only their rows in the box stay.
 So memory depends on the boxes that are asked for together, not on all that is pending.
 
-Chunks in no leaf's box are determined once per `Heap`, region by region, and kept as bitmaps.
+Chunks in no leaf's box are determined once per `Heap`, region by region; their indexes are kept
+packed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.columns import decode_column, encode_column
-from zarr_manifests.format.index import Bitmap
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.metrics import Meter
 from zarr_manifests.planning.layout.leaves import BaseIndex, Layout, batches
@@ -52,16 +52,16 @@ class Outside:
 
     def __init__(self, tables: Iterable[ChunkTable] = ()) -> None:
         self.held: list[tuple[Box, int]] = []
-        self._bitmaps: list[tuple[Box, Callable[[], Bitmap]]] = []
+        self._parts: list[tuple[Box, Callable[[Box], IndexArray]]] = []
         for table in tables:
             box = Box.around_coords(table.coords())
             self.held.append((box, len(table)))
-            self._bitmaps.append((box, _kept(take(table, np.arange(len(table)), box))))
+            self._parts.append((box, _kept(take(table, np.arange(len(table)), box))))
         self.box = Box.around(box for box, _ in self.held) if self.held else None
 
     def coords(self, box: Box) -> IndexArray:
         """Coordinates (int64[n, ndim]) of the chunks in the box, in C order."""
-        found = [bitmap().coords(box) for around, bitmap in self._bitmaps if around.overlaps(box)]
+        found = [inner(box) for around, inner in self._parts if around.overlaps(box)]
         if len(found) == 1:
             return found[0]
         return np.concatenate([np.empty((0, box.ndim), np.int64), *found])
@@ -73,8 +73,8 @@ class Outside:
         """
         first: dict[tuple[int, ...], tuple[int, ...]] = {}
         counts: dict[tuple[int, ...], int] = {}
-        for box, bitmap in self._bitmaps:
-            coords = bitmap().coords(box)
+        for box, inner in self._parts:
+            coords = inner(box)
             for rows in layout.groups(coords):
                 one = tuple(coords[rows[0]].tolist())
                 cell = tuple(at // n for at, n in zip(one, layout.cell, strict=True))
@@ -86,13 +86,19 @@ class Outside:
         return corners, np.array([counts[cell] for cell in order], np.int64)
 
 
-def _kept(table: ChunkTable) -> Callable[[], Bitmap]:
-    """The bitmap of a table; linear indexes are packed, since they take four times as much."""
-    bitmap = Bitmap.of(table)
-    if bitmap.index is None:
-        return lambda: bitmap
-    box, count, packed = bitmap.box, bitmap.count, encode_column(bitmap.index)
-    return lambda: Bitmap(box, count, index=decode_column(packed, count))
+def _kept(table: ChunkTable) -> Callable[[Box], IndexArray]:
+    """Finds coordinates of the table in a box; it holds linear indexes, packed to save memory."""
+    box, count, packed = table.box, len(table), encode_column(table.linear_index())
+
+    def coords(region: Box) -> IndexArray:
+        shared = box.shared(region)
+        linear = decode_column(packed, count)
+        first = np.searchsorted(linear, box.ravel_one(shared.lo))
+        last = box.ravel_one(tuple(n - 1 for n in shared.hi))
+        found = box.unravel(linear[first : np.searchsorted(linear, last, "right")])
+        return found[shared.holds(found)]
+
+    return coords
 
 
 class Heap:

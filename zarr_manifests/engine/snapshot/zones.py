@@ -18,7 +18,7 @@ from typing import Final
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, StorageError, UnsupportedFormatError
-from zarr_manifests.format.index import Bitmaps, IndexDirectory, IndexEntry, LeafName
+from zarr_manifests.format.index import IndexDirectory, LeafName
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
@@ -54,13 +54,13 @@ class KnownZones:
         Entries of live deltas and runs, oldest first.
     pages : ZonePages or None
         The pages of older entries, not read yet.
-    leaves : mapping of LeafName to IndexEntry
-        What the index says of leaves.
+    leaves : mapping of LeafName to int
+        The stored bytes of leaves that the index knows.
     """
 
     recent: tuple[ZoneTable, ...] = ()
     pages: ZonePages | None = None
-    leaves: Mapping[LeafName, IndexEntry] = field(default_factory=dict)
+    leaves: Mapping[LeafName, int] = field(default_factory=dict)
 
 
 def zones_of(
@@ -89,7 +89,7 @@ def zones_of(
     }
 
 
-def usable[T: (Zones, ZonePages, Bitmaps, IndexDirectory)](
+def usable[T: (Zones, ZonePages, IndexDirectory)](
     context: ReadContext, ref: BlobRef | None, kind: type[T]
 ) -> T | None:
     """What lies at the pointer; None if there is none, or if it cannot be read."""
@@ -185,10 +185,10 @@ def paged_leaves(view: SnapshotView, node_id: bytes, region: Box, known: KnownZo
         if _changes(overlays[leaf.merged], box.shared(region)):
             continue
         boxes.append(box)
-        entry = known.leaves.get((node_id, box, blob.key, blob.crc32c))
-        if entry is not None and box.shared_size(region) == box.size:
+        stored = known.leaves.get((node_id, box, blob.key, blob.crc32c))
+        if stored is not None and box.shared_size(region) == box.size:
             summed.update(mine)
-            nbytes += entry.stored_bytes
+            nbytes += stored
         due += [i for i in mine if pages[i].box.overlaps(region)]
     return PagedLeaves(tuple(boxes), tuple(due), frozenset(summed), nbytes)
 

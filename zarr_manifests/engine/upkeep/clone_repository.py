@@ -52,7 +52,7 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.index import Bitmaps, IndexDirectory, UnknownIndex
+from zarr_manifests.format.index import IndexDirectory, UnknownIndex
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, LogEntry, Root, known_ref
@@ -455,7 +455,7 @@ class _Clone:
             return seen
 
         def load(link: Link) -> Any:
-            ends = link.kind in (Manifest, Zones, Bitmaps, UnknownIndex)
+            ends = link.kind in (Manifest, Zones, UnknownIndex)
             return None if ends else there.objects.load(link.ref, link.kind)
 
         branches = self.place.branches.values()

@@ -355,7 +355,7 @@ def _index_keys(context: ReadContext, pointer: BlobRef) -> set[str]:
         return {info.key for info in context.storage.list("indexes/")}
     if directory.others:  # indexes of an unknown kind
         return {info.key for info in context.storage.list("indexes/")}
-    blobs = (*directory.blobs, *directory.zones.values(), *(b for p in pages for b in p.blobs))
+    blobs = (*directory.zones.values(), *(b for p in pages for b in p.blobs))
     return {pointer.key, *(blob.key for blob in blobs)}
 
 
