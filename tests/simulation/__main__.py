@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+
 from simulated import KINDS, Outcome, simulate
 
 
