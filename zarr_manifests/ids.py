@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Final
 
 import google_crc32c
@@ -22,7 +22,6 @@ from zarr_manifests.errors import InvalidArgumentError
 
 NODE_ID_BYTES: Final = 12
 _LARGE_BYTES: Final = 64 * 1024
-_LENGTH_BITS: Final = 41
 _RANDOM_BYTES: Final = 12
 _SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
 _KEY = re.compile(r"[a-z]+/([0-9]{12}-[0-9a-f]{24})/(?:0|[1-9][0-9]{0,8})", re.ASCII)
@@ -75,47 +74,6 @@ def crc32c_of_each(
     # Without a function of ours in between, which takes as long as a kilobyte.
     of_one = google_crc32c.value if small else crc32c
     return np.fromiter(map(of_one, chunks), np.int64, len(chunks))
-
-
-@cache
-def _zero_bytes() -> list[npt.NDArray[np.uint32]]:
-    """For each i, what 2**i zero bytes do to a checksum, as a table for each of its four bytes."""
-    values = np.arange(256, dtype=np.uint32)
-    table = values.copy()
-    for _ in range(8):
-        table = (table >> np.uint32(1)) ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))
-    operators = [np.stack([table, values, values << 8, values << 16])]
-    for _ in range(_LENGTH_BITS - 1):
-        operators.append(_applied(operators[-1], operators[-1]))
-    return operators
-
-
-def _applied(
-    operator: npt.NDArray[np.uint32], crcs: npt.NDArray[np.uint32]
-) -> npt.NDArray[np.uint32]:
-    bytes_ = (crcs >> np.uint32(shift) & np.uint32(255) for shift in (0, 8, 16, 24))
-    a, b, c, d = (table[at] for table, at in zip(operator, bytes_, strict=True))
-    return np.asarray(a ^ b ^ c ^ d)
-
-
-def crc32c_of_all(parts: Sequence[tuple[int, int]]) -> int:
-    """The CRC-32C of consecutive parts, each given by its CRC-32C and length.
-
-    Examples
-    --------
-    >>> from zarr_manifests.ids import crc32c, crc32c_of_all
-    >>> parts = [b"one", b"", b"more"]
-    >>> crc32c_of_all([(crc32c(part), len(part)) for part in parts]) == crc32c(b"onemore")
-    True
-    """
-    crcs = np.array([crc for crc, _ in parts], np.uint32)
-    lengths = np.array([length for _, length in parts], np.int64)
-    behind = lengths[::-1].cumsum()[::-1] - lengths
-    for bit, operator in enumerate(_zero_bytes()):
-        if not (behind >> bit).any():
-            break
-        crcs = np.where(behind >> bit & 1, _applied(operator, crcs), crcs)
-    return int(np.bitwise_xor.reduce(crcs, initial=np.uint32(0)))
 
 
 def new_session_id(start: int, random: bytes) -> str:

@@ -306,7 +306,7 @@ def plain(seeded: Seeded) -> Seeded:
 
 def no_tables(fields: Any) -> Any:
     """What was written would read as what is older, or as fill value."""
-    return fields | {"tables": []}
+    return fields | {"tables": [], "blocks": []}
 
 
 def two_leaves(fields: Any) -> Any:

@@ -89,8 +89,8 @@ def test_costs_are_what_a_new_process_fetches() -> None:
     assert costs["coordinates"] == {"requests": 0, "nbytes": 0}, (
         "copies of the leaf and the delta came along"
     )
-    assert [kind for kind, _ in last] == ["manifests"] * 2, "of a; b's leaf is with the coordinate"
-    assert costs["last_step"] == {"requests": 2, "nbytes": sum(nbytes for _, nbytes in last)}
+    assert [kind for kind, _ in last] == ["manifests"] * 3, "a delta, and two leaves"
+    assert costs["last_step"] == {"requests": 3, "nbytes": sum(nbytes for _, nbytes in last)}
     planned = {"chunk-manifests": {"sets": ["default"]}}
     before = {info.key for info in repository.storage.list()}
     other = repository.explain_manifests(config=planned)

@@ -13,7 +13,6 @@ from zarr_manifests import ids
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.ids import (
     crc32c,
-    crc32c_of_all,
     is_session_id,
     new_session_id,
     object_key,
@@ -34,13 +33,6 @@ def test_crc32c_of_many_bytes_is_the_same_with_and_without_the_library(
         data = random.Random(nbytes).randbytes(nbytes + 3)
         due = [google_crc32c.value(data), google_crc32c.value(data[3:])]
         assert [crc32c(data), crc32c(memoryview(data)[3:])] == due
-
-
-@given(st.lists(st.binary(max_size=40), max_size=8))
-def test_checksums_are_combined(parts: list[bytes]) -> None:
-    large = [part * 3000 for part in parts]
-    found = crc32c_of_all([(crc32c(part), len(part)) for part in large])
-    assert found == google_crc32c.value(b"".join(large))
 
 
 @given(st.integers(0, 10**12 - 1), st.binary(min_size=12, max_size=12), st.integers(0, 10**9 - 1))

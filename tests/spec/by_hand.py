@@ -215,7 +215,7 @@ class Line:
         held = Manifest.of([(ARRAY, self.table(change.rows))] if change.rows else [])
         manifests: tuple[ManifestRef, ...] = ()
         if change.apart and change.rows:
-            manifests = (ManifestRef(self.put("manifests", held.encode()), held.directory()),)
+            manifests = (ManifestRef(self.put("manifests", held.encode()[0]), held.directory()),)
             held = Manifest(())
         delta = Delta(
             change.last.to_bytes(16),
@@ -245,7 +245,7 @@ class Line:
             held = Manifest.of(tables[at : at + 2])
             # Without live deltas nothing depends on it, and it may be left out.
             merged = tuple(leaf.merged for leaf in self.leaves[at : at + 2] if self.changes)
-            blob = self.put("manifests", held.encode())
+            blob = self.put("manifests", held.encode()[0])
             refs_of.append(ManifestRef(blob, held.directory(), merged))
         counts = (Count(ARRAY, *self.base_count),) if any(self.base_count) else ()
         return Base(tuple(nodes), tuple(refs_of), self.base_sequence, counts)

@@ -56,9 +56,7 @@ def open_object(data: bytes, kind: int) -> dict[str, Any]:
     demand(google_crc32c.value(data[12:]) == crc, "crc")
     demand(flags == 0, "flags")
     demand(found == kind, "kind")
-    demand(codec in ((0, 1, 2) if kind == MANIFEST else (0, 1)) and length <= 2**30, "codec")
-    if codec == 2:
-        return open_blocks(data, length)
+    demand(codec in (0, 1) and length <= 2**30, "codec")
     body = data[24:]
     if codec == 1:
         body = unframed(body)
@@ -74,44 +72,12 @@ def unframed(body: bytes) -> bytes:
     return found
 
 
-def open_blocks(data: bytes, length: int) -> dict[str, Any]:
-    """A manifest in blocks, as if it were not; a table of several stretches is a list of these."""
-    (size,) = struct.unpack_from("<I", data, 24)
-    end = 28 + size
-    raw = unframed(data[28:end])
-    demand(len(raw) == length, "length of the directory")
-    directory = unpack(raw)
-    n = directory["blocks"]
-    demand(0 < n <= 2**16, "number of blocks")
-    held: list[bytes] = []
-    each = (column(directory[name], n) for name in ("length", "crc32c", "held"))
-    for nbytes, crc, stretches in zip(*each, strict=True):
-        block = data[end : end + nbytes]
-        demand(len(block) == nbytes and google_crc32c.value(block) == crc, "block")
-        demand(block[:1] in (b"\0", b"\1"), "codec of a block")
-        content = msgpack.unpackb(unframed(block[1:]) if block[0] else block[1:])
-        demand(len(content) == stretches, "stretches of a block")
-        held += content
-        end += nbytes
-    demand(end == len(data), "end of the blocks")
-    total = sum(stretches for _, stretches, _ in directory["tables"])
-    demand(total == len(held) <= 2**20, "number of stretches")
-    bounds = zip(*(column(directory[name], total) for name in ("first", "last", "rows")))  # noqa: B905
-    listed = iter([*zip(held, bounds, strict=True)])
-    tables = []
-    for part, stretches, shared in directory["tables"]:
-        _, lo, hi, count = part
-        mine = [next(listed) for _ in range(stretches)]
-        demand(mine and sum(rows for _, (_, _, rows) in mine) == count, "rows of all stretches")
-        before = -1
-        for _, (first, last, rows) in mine:
-            demand(before < first <= last and (rows > 0 or not count), "bounds of a stretch")
-            demand(rows <= last - first + 1, "room for the rows")
-            before = last
-        demand(before < prod(b - a for a, b in zip(lo, hi, strict=True)) or not count, "box")
-        whole = mine[0][0] if stretches == 1 else [(shared, *one) for one in mine]
-        tables.append([part, whole])
-    return {"tables": tables}
+def block_of(data: bytes) -> list[bytes]:
+    """The tables of a block."""
+    demand(data[:1] in (b"\0", b"\1"), "codec of a block")
+    tables = msgpack.unpackb(unframed(data[1:]) if data[0] else data[1:])
+    demand(isinstance(tables, list) and all(isinstance(t, bytes) for t in tables), "a block")
+    return list(tables)
 
 
 def unpack(data: bytes) -> dict[str, Any]:
@@ -236,22 +202,6 @@ def table_rows(packed: dict[str, Any]) -> dict[Coords, Place]:
         else:
             raise FormatError("kind of a row")
     return rows
-
-
-def stretch_rows(
-    box: list[Any], shared: dict[str, Any], data: bytes, bounds: tuple[int, int, int]
-) -> dict[Coords, Place]:
-    """The rows of a stretch of a table in that box."""
-    packed, (first, last, rows) = {**unpack(data), **shared}, bounds
-    demand([packed["lo"], packed["hi"]] == box and packed["n"] == rows, "stretch")
-    columns = packed["col"]
-    if "index" not in columns:
-        demand(packed["at"] == first and last == first + rows - 1, "bounds of all their chunks")
-        steps = bytes([1]) * (rows - 1)
-        columns = {**columns, "index": [1, first, 1, 0, steps]}
-    index = column(columns["index"], rows)
-    demand(first <= index[0] and index[-1] <= last, "bounds of the rows")
-    return table_rows({**packed, "col": columns})
 
 
 def address(place: Place) -> Any:
@@ -753,11 +703,13 @@ class Reader:
         found = []
         for some in by_key.values():
             leaves = [leaf for r in some for leaf in zip(r["parts"], merged_to(r), strict=True)]
-            in_order = [part for part, _ in self.follow(some[0]["blob"], MANIFEST)["tables"]]
+            in_order = [part for part, _ in self.tables(some[0]["blob"])]
             demand(len(leaves) == len(in_order), "parts of a manifest in pages")
             leaves.sort(key=lambda leaf: in_order.index(leaf[0]))
             parts, merged = [part for part, _ in leaves], [to for _, to in leaves]
-            found.append({**some[0], "parts": parts, "merged": merged})
+            at = {str(p): place for r in some for p, place in zip(r["parts"], r.get("places", []))}  # noqa: B905
+            places = [at[str(part)] for part in parts if at]
+            found.append({**some[0], "parts": parts, "merged": merged, "places": places})
         return found
 
     def chunks(
@@ -773,7 +725,7 @@ class Reader:
             tables: list[dict[Coords, Place]] = []
             if any(part[0] == node_id for part in entry["embedded"]):
                 delta = self.follow(entry["log"], DELTA)
-                tables += [rows for _, rows in self.rows(delta, entry["embedded"], node_id)]
+                tables += [r for _, r in self.rows(delta["tables"], entry["embedded"], node_id)]
             for ref in entry["manifests"]:
                 tables += [rows for _, rows in self.manifest_rows(ref, node_id)]
             layers.append((entry["last"], together(tables), truncated.get(node_id)))
@@ -821,27 +773,35 @@ class Reader:
     ) -> list[tuple[int, dict[Coords, Place]]]:
         if not any(part[0] == node_id for part in ref["parts"]):
             return []
-        return self.rows(self.follow(ref["blob"], MANIFEST), ref["parts"], node_id)
+        whole = self.tables(ref["blob"])
+        for at, (offset, length, crc, number) in enumerate(ref.get("places") or []):
+            block = self.get(ref["blob"]["k"])[offset : offset + length]
+            demand(len(block) == length and google_crc32c.value(block) == crc, "a block")
+            demand(block_of(block)[number] == whole[at][1], "a place")
+        demand(len(ref.get("places") or ref["parts"]) == len(ref["parts"]), "places")
+        return self.rows(whole, ref["parts"], node_id)
+
+    def tables(self, blob: dict[str, Any]) -> list[tuple[list[Any], bytes]]:
+        """The parts and tables of a manifest."""
+        found = []
+        for parts, block in self.follow(blob, MANIFEST)["blocks"]:
+            found += zip(parts, block_of(block), strict=True)
+        return found
 
     def rows(
-        self, holder: dict[str, Any], parts: list[Any], node_id: bytes
+        self, tables: list[tuple[list[Any], bytes]], parts: list[Any], node_id: bytes
     ) -> list[tuple[int, dict[Coords, Place]]]:
         """The tables of a node, each with its position among all."""
-        demand([part for part, _ in holder["tables"]] == parts, "parts")
-        tables = []
-        for at, ((node, lo, hi, count), data) in enumerate(holder["tables"]):
+        demand([part for part, _ in tables] == parts, "parts")
+        found = []
+        for at, ((node, lo, hi, count), data) in enumerate(tables):
             if node == node_id:
-                if isinstance(data, bytes):
-                    packed = unpack(data)
-                    demand([packed["lo"], packed["hi"], packed["n"]] == [lo, hi, count], "part")
-                    added = table_rows(packed)
-                else:
-                    added = {}
-                    for stretch in data:
-                        added |= stretch_rows([lo, hi], *stretch)
+                packed = unpack(data)
+                demand([packed["lo"], packed["hi"], packed["n"]] == [lo, hi, count], "part")
+                added = table_rows(packed)
                 demand(len(added) == count, "rows of a table")
-                tables.append((at, added))
-        return tables
+                found.append((at, added))
+        return found
 
     def bytes_at(self, place: Place) -> bytes:
         if isinstance(place, bytes):

@@ -22,13 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.columns import (
-    MAX_ROWS,
-    Column,
-    decode_column,
-    decode_pieces,
-    encode_column,
-)
+from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import Fields, pack, unpack
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -125,8 +119,6 @@ class Unset:
 UNSET: Final = Unset()
 type ChunkRef = InlineRef | NativeRef | VirtualRef
 type StoredRef = InlineRef | NativeRef | VirtualRef | Unset
-type Files = tuple[tuple[str, ...], VirtualSources]
-"""Session ids and virtual files, which rows refer to by position."""
 
 COLUMNS: Final = ("kind", "source", "number", "offset", "length", "crc32c")
 _MOST: Final = {
@@ -288,8 +280,19 @@ class ChunkTable:
                 f"{len(self)} chunks of one array in one table exceed {MAX_ROWS}; commit them in "
                 "several steps, or use larger chunks"
             )
-        files = self.sources, self.virtual
-        return pack_rows(self.box, self.index, self.columns(), self.inline, files)
+        packed: dict[str, Any] = {"n": len(self), "lo": self.box.lo, "hi": self.box.hi}
+        packed["src"] = self.sources
+        if self.inline:
+            packed["inl"] = self.inline
+        if len(self.virtual):
+            packed["virt"] = self.virtual.pack()
+        if len(self):
+            columns = self.columns()
+            stored = {**columns, "offset": _gaps(columns)}
+            if self.index is not None:
+                stored["index"] = self.index
+            packed["col"] = {name: encode_column(column) for name, column in stored.items()}
+        return packed
 
     def columns(self) -> dict[str, Column]:
         """The columns by name, without the index."""
@@ -298,12 +301,13 @@ class ChunkTable:
     @classmethod
     def parse(cls, fields: Fields) -> ChunkTable:
         """From an untrusted map that `pack` made."""
-        box, n = parse_box(fields), fields.number("n", MAX_ROWS)
+        box, n = Box(fields.numbers("lo"), fields.numbers("hi")), fields.number("n", MAX_ROWS)
         if not n:
             return cls.build(box, np.zeros(0, np.int64), [])
-        sources, virtual = parse_files(fields)
-        index, rows = parse_index(fields, n), parse_rows([fields], [n])
-        return cls(box, index, **rows, sources=sources, virtual=virtual)
+        sources, virtual = _files(fields)
+        stored = fields.table("col")
+        index = decode_column(stored["index"], n) if "index" in stored else None
+        return cls(box, index, **_rows(fields, stored, n), sources=sources, virtual=virtual)
 
     @classmethod
     def of(cls, refs: Mapping[Coords, StoredRef]) -> ChunkTable:
@@ -396,65 +400,24 @@ def native_keys(table: ChunkTable, sessions: Collection[str] | None = None) -> s
     return {chunk_key(table.sources[source], number) for source, number in set(pairs)}
 
 
-def pack_rows(
-    box: Box,
-    index: Column | None,
-    columns: Mapping[str, Column],
-    inline: bytes,
-    files: Files | None,
-) -> dict[str, Any]:
-    """Rows as a map for msgpack; without `files`, they are kept elsewhere."""
-    packed: dict[str, Any] = {"n": len(columns["kind"]), "lo": box.lo, "hi": box.hi}
-    packed |= {} if files is None else {"src": files[0]}
-    if inline:
-        packed["inl"] = inline
-    if files is not None and len(files[1]):
-        packed["virt"] = files[1].pack()
-    if packed["n"]:
-        stored = {**columns, "offset": _gaps(columns)}
-        if index is not None:
-            stored["index"] = index
-        packed["col"] = {name: encode_column(column) for name, column in stored.items()}
-    return packed
-
-
-def parse_box(fields: Fields) -> Box:
-    """The box, from an untrusted map that `pack_rows` made."""
-    return Box(fields.numbers("lo"), fields.numbers("hi"))
-
-
-def parse_index(fields: Fields, n: int) -> Column | None:
-    """The index of the `n` rows; None if the map has none."""
-    stored = fields.table("col")
-    return decode_column(stored["index"], n) if "index" in stored else None
-
-
-def parse_rows(maps: Sequence[Fields], rows: Sequence[int]) -> dict[str, Any]:
-    """Columns and inline bytes of consecutive rows, from untrusted maps that `pack_rows` made.
-
-    `rows` has the number of rows of each map. Sources are numbered as in their map.
-    """
-    stored = [fields.table("col") for fields in maps]
-    if any(not each.keys() >= set(COLUMNS) for each in stored):
-        raise CorruptObjectError(f"{maps[0].where}.col: a column is missing")
+def _rows(fields: Fields, stored: Mapping[str, Any], n: int) -> dict[str, Any]:
+    """The columns and inline bytes of `n` rows, from an untrusted map."""
+    if not stored.keys() >= set(COLUMNS):
+        raise CorruptObjectError(f"{fields.where}.col: a column is missing")
     columns: dict[str, Any] = {
-        name: decode_pieces([each[name] for each in stored], rows, _MOST.get(name, 2**62))
-        for name in COLUMNS
+        name: decode_column(stored[name], n, _MOST.get(name, 2**62)) for name in COLUMNS
     }
-    offset = _offsets(columns, np.cumsum(rows) - rows)
+    offset = columns["offset"] = _offsets(columns)
     if int(offset.min()) < 0:
-        raise CorruptObjectError(f"{maps[0].where}: an offset is negative")
-    inline = [fields.binary("inl") if fields.has("inl") else b"" for fields in maps]
+        raise CorruptObjectError(f"{fields.where}: an offset is negative")
+    inline = fields.binary("inl") if fields.has("inl") else b""
     is_inline = columns["kind"] == RefKind.INLINE
-    if is_inline.any():
-        held = np.array([len(each) for each in inline], np.int64)
-        if (offset > np.repeat(held, rows) - columns["length"])[is_inline].any():
-            raise CorruptObjectError(f"{maps[0].where}: an inline chunk exceeds the blob")
-        offset[is_inline] += np.repeat(held.cumsum() - held, rows)[is_inline]
-    return {**columns, "offset": offset, "inline": b"".join(inline)}
+    if is_inline.any() and (offset > len(inline) - columns["length"])[is_inline].any():
+        raise CorruptObjectError(f"{fields.where}: an inline chunk exceeds the blob")
+    return {**columns, "inline": inline}
 
 
-def parse_files(fields: Fields) -> Files:
+def _files(fields: Fields) -> tuple[tuple[str, ...], VirtualSources]:
     """The session ids and the files that rows refer to."""
     sources = fields.items("src")
     if not all(isinstance(source, str) for source in sources):
@@ -470,7 +433,7 @@ def _gaps(columns: Mapping[str, Column]) -> Column:
 
     Zigzag-encoded, since it may be negative.
     """
-    order, first = _by_object(columns, np.zeros(1, np.int64))
+    order, first = _by_object(columns)
     offset, length = columns["offset"][order], columns["length"][order]
     gap = offset.copy()
     gap[1:] -= np.where(first[1:], 0, offset[:-1] + length[:-1])
@@ -479,11 +442,11 @@ def _gaps(columns: Mapping[str, Column]) -> Column:
     return stored
 
 
-def _offsets(columns: Mapping[str, Column], begins: Column) -> Column:
-    """Offsets; the inverse of `_gaps` for each of the pieces that begin at these rows."""
+def _offsets(columns: Mapping[str, Column]) -> Column:
+    """Offsets; the inverse of `_gaps`."""
     if len(columns["offset"]) == 1:  # each small commit has such a table
         return (columns["offset"] >> 1) ^ -(columns["offset"] & 1)
-    order, first = _by_object(columns, begins)
+    order, first = _by_object(columns)
     stored, length = columns["offset"][order], columns["length"][order]
     starts = np.flatnonzero(first)
     # In place, to save memory.
@@ -502,11 +465,8 @@ def _offsets(columns: Mapping[str, Column], begins: Column) -> Column:
     return placed
 
 
-def _by_object(columns: Mapping[str, Column], begins: Column) -> tuple[Any, npt.NDArray[np.bool_]]:
-    """Order of rows by piece, object and row, and which of them are their object's first.
-
-    `begins` are the rows at which a piece begins.
-    """
+def _by_object(columns: Mapping[str, Column]) -> tuple[Any, npt.NDArray[np.bool_]]:
+    """Order of rows by object and row, and which of them are their object's first."""
     rows = len(columns["kind"])
     kind, source, number = (_once(columns[name]) for name in ("kind", "source", "number"))
     # 2 + 25 + 30 bits at most.
@@ -514,16 +474,11 @@ def _by_object(columns: Mapping[str, Column], begins: Column) -> tuple[Any, npt.
     order: Any = slice(None)
     first = np.zeros(rows, np.bool_)
     if len(key) == rows:
-        falls = key[1:] < key[:-1]
-        falls[begins[1:] - 1] = False
-        if falls.any():
-            pieces = zip(begins.tolist(), [*begins[1:].tolist(), rows], strict=True)
-            order = np.concatenate(
-                [start + np.argsort(key[start:stop], kind="stable") for start, stop in pieces]
-            )
+        if (key[1:] < key[:-1]).any():
+            order = np.argsort(key, kind="stable")
             key = key[order]
         np.not_equal(key[1:], key[:-1], out=first[1:])
-    first[begins] = True
+    first[0] = True
     return order, first
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -72,38 +71,20 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
     CorruptObjectError
         If the column is malformed or a value is out of range.
     """
-    return decode_pieces([column], [rows], most)
-
-
-def decode_pieces(pieces: Sequence[object], rows: Sequence[int], most: int = 2**63 - 1) -> Column:
-    """Like `decode_column`, for consecutive pieces of a column, each with its number of rows."""
-    constants = {_constant(piece, most) for piece in pieces}
-    if len(constants) == 1 and (constant := constants.pop()) is not None:
-        return repeated(constant, sum(rows))
-    if max(rows, default=0) > MAX_ROWS:
-        raise CorruptObjectError("a column of a chunk table is malformed")
-    values = np.empty(sum(rows), np.int64)
-    stop = 0
-    for piece, count in zip(pieces, rows, strict=True):
-        start, stop = stop, stop + count
-        _decode(piece, values[start:stop], most)
-    return values
-
-
-def _constant(column: object, most: int) -> int | None:
-    """The value of a constant column; None for any other."""
     match column:
         case [0, int(value)] if 0 <= value <= most:
-            return value
-    return None
+            return repeated(value, rows)
+    if rows > MAX_ROWS:
+        raise CorruptObjectError("a column of a chunk table is malformed")
+    values = np.empty(rows, np.int64)
+    _decode(column, values, most)
+    return values
 
 
 def _decode(column: object, values: Column, most: int) -> None:
     """Decode the column into `values`."""
     valid, rows = True, len(values)
     match column:
-        case [0, int(first)] if 0 <= first <= most:
-            values[:] = largest = first
         case [1, int(first), int(width), int(packed), bytes(data)] if 0 <= first <= most and rows:
             values[0] = first
             values[1:] = _unpack(data, width, packed, rows - 1)

@@ -6,10 +6,10 @@ Layout (little-endian, 24 bytes of header)::
     8   4   crc32c of every byte from offset 12 to the end
     12  1   format version (1)
     13  1   kind of the object
-    14  1   codec of the payload: 0 stored, 1 zstd, 2 in blocks (`blocks`)
+    14  1   codec of the payload: 0 stored, 1 zstd
     15  1   flags: 0; a reader refuses unknown bits
-    16  8   length of the decoded payload; in blocks, of the decoded directory
-    24      payload: a msgpack map; in blocks, a directory and its blocks
+    16  8   length of the decoded payload
+    24      payload: a msgpack map
 
 Invariants: length, crc, version, flags and kind are checked before the payload is decoded, and
 every size read from disk is bounded before it is used to allocate. The crc is stored before the
@@ -56,9 +56,7 @@ _HEADER = struct.Struct("<8sIBBBBQ")
 HEADER_BYTES: Final = 24
 CRC_FROM: Final = 12
 """Offset of the first byte that the checksum covers."""
-_STORED, _ZSTD = 0, 1
-BLOCKS: Final = 2
-"""The codec of objects in blocks."""
+STORED, _ZSTD = 0, 1
 _ZSTD_LEVEL: Final = 3
 _PLACE_BYTES: Final = 8 * 1024
 
@@ -234,7 +232,7 @@ def encode(kind: ObjectKind, payload: Mapping[str, Any]) -> bytes:
         )
     packed = compress(raw)
     smaller = len(packed) < len(raw) <= expanded_at_most(packed)
-    codec, body = (_ZSTD, packed) if smaller else (_STORED, raw)
+    codec, body = (_ZSTD, packed) if smaller else (STORED, raw)
     return frame(kind, codec, len(raw), body)
 
 
@@ -414,7 +412,7 @@ def _payload(body: bytes, codec: int, nbytes: int) -> bytes:
         raise CorruptObjectError(f"a payload of {nbytes} bytes exceeds {MAX_PAYLOAD_BYTES}")
     if codec == _ZSTD:
         return decompress(body, nbytes)
-    if codec != _STORED:
+    if codec != STORED:
         raise UnsupportedFormatError(f"unknown payload codec {codec}; upgrade the package")
     if len(body) != nbytes:
         raise CorruptObjectError(f"expected a payload of {nbytes} bytes, found {len(body)}")

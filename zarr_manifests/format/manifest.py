@@ -1,8 +1,10 @@
 """Manifests: chunk tables of one or more nodes in one object, and pointers to them.
 
 A `ManifestRef` lists the (node, box) tables of a manifest, so readers know which manifests they
-need before they fetch any. Invariant: a table is decoded on demand, so a lookup in one node never
-pays for the other nodes in the manifest.
+need before they fetch any. Tables lie in blocks, small ones together. A manifest of several blocks
+is stored so that each block is compressed by itself, and its `ManifestRef` says where: a reader
+fetches and verifies a block without the rest. Invariant: a table is decoded on demand, so a lookup
+in one node never pays for the other nodes in the manifest.
 """
 
 from __future__ import annotations
@@ -12,20 +14,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-import numpy as np
+import msgpack
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.blocks import Blocks, encode_blocks, is_in_blocks
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
+from zarr_manifests.format.columns import MAX_ROWS
 from zarr_manifests.format.envelope import (
+    HEADER_BYTES,
     MAX_NUMBER,
+    STORED,
     Fields,
     ObjectKind,
+    are,
     check_numbers,
     check_texts,
+    compress_by_place,
     decode,
+    decompress,
     encode,
+    expanded_at_most,
+    frame,
     pack,
     refusing,
     unpack,
@@ -39,23 +47,23 @@ from zarr_manifests.format.records import (
     box_of,
     rows,
 )
-from zarr_manifests.format.stretches import (
-    STRETCH_BYTES,
-    SplitTable,
-    Stretch,
-    TableData,
-    decode_table,
-    encode_table,
-    encode_whole,
-)
-from zarr_manifests.grid import MAX_BOX_CHUNKS, Box
-from zarr_manifests.ids import NODE_ID_BYTES
+from zarr_manifests.grid import Box
+from zarr_manifests.ids import NODE_ID_BYTES, crc32c
 
 _WHOLE_BYTES: Final = 256 * 1024
-"""A manifest of at most about this size is not in blocks: one request reads it."""
+"""A manifest of at most about this size is one block: one request reads it."""
 _MUCH_SMALLER: Final = 4
 """Small tables may compress so well that the manifest is small after all."""
-_MOST_STRETCHES: Final = 1 << 20
+_BLOCK_BYTES: Final = 64 * 1024
+"""Tables up to about so many bytes share a block."""
+_ROWS_FREELY: Final = 1 << 20
+_ROWS_A_BYTE: Final = 8
+_VALUES_FREELY: Final = 1 << 22
+_VALUES_A_BYTE: Final = 8
+_RAW, _ZSTD = b"\0", b"\1"
+
+type Place = tuple[int, int, int, int]
+"""Where a table is: offset, length and crc32c of its block in the object, and its number there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,14 @@ def by_node[T](items: Iterable[tuple[Part, T]]) -> dict[bytes, list[T]]:
 _SET: Final = Stored(lambda fields, name: fields.text(name) if fields.has(name) else "", rare=True)
 
 
+def _places(fields: Fields, name: str) -> tuple[Place, ...]:
+    found = fields.items(name)
+    for place in found:
+        if not isinstance(place, list) or len(place) != 4 or not are(int, place):
+            raise CorruptObjectError(f"{fields.where}.{name}: expected places of tables")
+    return tuple(map(tuple, found))
+
+
 @dataclass(frozen=True)
 class ManifestRef(Record):
     """Pointer to a manifest, with the directory of its tables.
@@ -111,30 +127,39 @@ class ManifestRef(Record):
         is 0 for all.
     packed_for : str
         In a base: name of the manifest set it was packed for; empty for none.
+    places : tuple of (int, int, int, int)
+        Where each part's table is in the object; empty if that is read whole.
 
     Raises
     ------
     CorruptObjectError
-        If `merged` is not empty and has not one number for each part.
+        If `merged` or `places` is not empty and has not one item for each part, or a place is not
+        in the object.
     """
 
     blob: BlobRef
     parts: tuple[Part, ...]
     merged: tuple[int, ...] = ()
     packed_for: str = ""
+    places: tuple[Place, ...] = ()
 
     _FIELDS = (
         ("blob", "blob", COPIED),
         ("parts", "parts", rows(Part)),
         ("merged", "merged", NUMBERS.left_out()),
         ("set", "packed_for", _SET),
+        ("places", "places", Stored(_places).left_out()),
     )
 
     def __post_init__(self) -> None:
-        if self.merged and len(self.merged) != len(self.parts):
+        if any(of and len(of) != len(self.parts) for of in (self.merged, self.places)):
             raise CorruptObjectError(f"{self.blob.key}: expected a sequence for each part")
         check_numbers(self.blob.key, *self.merged)
         check_texts(self.blob.key, self.packed_for)
+        for offset, length, crc, number in self.places:
+            within = HEADER_BYTES <= offset < offset + length <= self.blob.length
+            if not (within and 0 <= crc < 2**32 and 0 <= number < MAX_ROWS):
+                raise CorruptObjectError(f"{self.blob.key}: a table lies outside of the manifest")
 
     def leaves(self) -> list[tuple[Part, int]]:
         """Each part and the sequence it is merged to."""
@@ -142,45 +167,60 @@ class ManifestRef(Record):
 
     def merged_to(self, part: Part) -> int:
         """The sequence up to which the part includes all changes."""
-        return self._sequences[part] if self.merged else 0
+        return self.merged[self._numbers[part]] if self.merged else 0
 
     @cached_property
-    def _sequences(self) -> Mapping[Part, int]:
-        return dict(zip(self.parts, self.merged, strict=True))
+    def _numbers(self) -> Mapping[Part, int]:
+        return {part: number for number, part in enumerate(self.parts)}
 
-    @cached_property
-    def _of_nodes(self) -> Mapping[bytes, Sequence[Part]]:
-        return by_node((part, part) for part in self.parts)
+    def block(self, part: Part) -> tuple[BlobRef, int] | None:
+        """The block with the part's table, and its number there; None if it is read whole."""
+        if not self.places:
+            return None
+        offset, length, crc, number = self.places[self._numbers[part]]
+        return BlobRef(self.blob.key, length, crc, offset=offset), number
 
-    def tables(self, manifest: Manifest, node_id: bytes) -> list[ChunkTable]:
-        """The node's tables in `manifest`, the manifest that this points to.
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The tables of a block of a manifest, each still encoded."""
+
+    tables: tuple[bytes, ...]
+
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Block:
+        """The block that the pointer names.
 
         Raises
         ------
         CorruptObjectError
-            If the tables are not those listed here, since the node would read wrongly.
+            If the bytes are not those of the block.
         """
-        tables = manifest.tables(node_id)
-        self.check(node_id, tables)
-        return tables
-
-    def check(self, node_id: bytes, tables: Iterable[ChunkTable]) -> None:
-        """Raise unless the node's tables are those listed here, in order.
-
-        Raises
-        ------
-        CorruptObjectError
-            If a box or number of rows differs.
-        """
-        self.check_parts(node_id, (Part(node_id, table.box, len(table)) for table in tables))
-
-    def check_parts(self, node_id: bytes, parts: Iterable[Part]) -> None:
-        """The same for the directory entries of the manifest's tables, also of other nodes."""
-        named = self._of_nodes.get(node_id, ())
-        if [*named] != [part for part in parts if part.node_id == node_id]:
+        if len(data) != ref.length or crc32c(data) != ref.crc32c:  # the only check of these bytes
             raise CorruptObjectError(
-                f"{self.blob.key} has no chunk tables as the snapshot lists them"
+                f"{ref.key}: the checksum does not match the bytes of the block at {ref.offset}; "
+                "restore the object from a backup, or open an older snapshot that does not use it"
             )
+        with refusing(ref.key):
+            return cls.parse(data)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Block:
+        """From the bytes that `pack` made."""
+        codec, body = data[:1], data[1:]
+        if codec not in (_RAW, _ZSTD):
+            raise CorruptObjectError("a block has an unknown codec")
+        tables = unpack(decompress(body) if codec == _ZSTD else body)
+        if not isinstance(tables, list) or not are(bytes, tables):
+            raise CorruptObjectError("a block is no list of tables")
+        return cls(tuple(tables))
+
+    def pack(self, *, alone: bool) -> bytes:
+        """The bytes; compressed, if the block is to be read alone and that makes it smaller."""
+        raw = pack(self.tables)
+        packed = compress_by_place(raw) if alone else raw
+        smaller = len(packed) < len(raw) <= expanded_at_most(packed)
+        return _ZSTD + packed if smaller else _RAW + raw
 
 
 @dataclass(frozen=True)
@@ -189,11 +229,11 @@ class Manifest:
 
     Parameters
     ----------
-    parts : tuple of (Part, TableData)
+    parts : tuple of (Part, bytes)
         Each table's directory entry, and the encoded table.
     """
 
-    parts: tuple[tuple[Part, TableData], ...]
+    parts: tuple[tuple[Part, bytes], ...]
 
     @classmethod
     def of(cls, tables: Iterable[tuple[bytes, ChunkTable]]) -> Manifest:
@@ -212,39 +252,54 @@ class Manifest:
         """The tables of one node, decoded."""
         return [self.decode(part, data) for part, data in self.of_node(node_id)]
 
-    def of_node(self, node_id: bytes) -> Sequence[tuple[Part, TableData]]:
+    def of_node(self, node_id: bytes) -> Sequence[tuple[Part, bytes]]:
         """The tables of one node, each with its directory entry and still encoded."""
         return self._of_nodes.get(node_id, ())
 
     @cached_property
-    def _of_nodes(self) -> Mapping[bytes, Sequence[tuple[Part, TableData]]]:
+    def _of_nodes(self) -> Mapping[bytes, Sequence[tuple[Part, bytes]]]:
         return by_node((item[0], item) for item in self.parts)
 
     @staticmethod
-    def decode(part: Part, data: TableData) -> ChunkTable:
+    def decode(part: Part, data: bytes) -> ChunkTable:
         """Decode one of the tables."""
+        fields = Fields(unpack(data), "table")
+        if fields.number("n") != part.count:
+            raise CorruptObjectError("a chunk table has not the rows that its manifest lists")
+        _check_size(fields, len(data))
         try:
-            table = decode_table(data, part.count)
+            table = ChunkTable.parse(fields)
         except InvalidArgumentError as error:  # an invalid box
             raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
-        if (table.box, len(table)) != (part.box, part.count):
+        if table.box != part.box:
             raise CorruptObjectError("a chunk table has another box than its manifest lists")
         return table
 
+    def data(self, part: Part) -> bytes:
+        """The encoded table of that part.
+
+        Raises
+        ------
+        CorruptObjectError
+            If there is none, since the node would read wrongly.
+        """
+        found = self._of_parts.get(part)
+        if found is None:
+            raise CorruptObjectError("a manifest has no chunk table such as the snapshot says")
+        return found
+
+    @cached_property
+    def _of_parts(self) -> Mapping[Part, bytes]:
+        return dict(self.parts)
+
     def pack(self) -> list[Any]:
-        """As a list for msgpack, with each table in one piece."""
-        return [
-            [
-                part.pack(),
-                data if isinstance(data, bytes) else encode_whole(self.decode(part, data)),
-            ]
-            for part, data in self.parts
-        ]
+        """As a list for msgpack."""
+        return [[part.pack(), data] for part, data in self.parts]
 
     @classmethod
     def parse(cls, fields: Fields, name: str) -> Manifest:
         """The manifest in the field of that name."""
-        parts: list[tuple[Part, TableData]] = []
+        parts: list[tuple[Part, bytes]] = []
         for value in fields.items(name):
             match value:
                 case [list(part), bytes(data)]:
@@ -253,239 +308,92 @@ class Manifest:
                     raise CorruptObjectError(f"{fields.where}.{name}: expected part and table")
         return cls(tuple(parts))
 
-    def encode(self) -> bytes:
-        """The object's bytes; in blocks if it is large."""
+    def encode(self) -> tuple[bytes, tuple[Place, ...]]:
+        """The object's bytes, and where its tables are in it; nothing of that if it is small."""
         nbytes = sum(len(data) for _, data in self.parts)
-        split = any(isinstance(data, SplitTable) for _, data in self.parts)
-        if nbytes <= _WHOLE_BYTES or not (split or nbytes > _MUCH_SMALLER * _WHOLE_BYTES):
-            whole = encode(ObjectKind.MANIFEST, {"tables": self.pack()})
+        if nbytes <= _MUCH_SMALLER * _WHOLE_BYTES:
+            block = Block(tuple(data for _, data in self.parts)).pack(alone=False)
+            parts = [part.pack() for part, _ in self.parts]
+            whole = encode(ObjectKind.MANIFEST, {"blocks": [[parts, block]]})
             if nbytes <= _WHOLE_BYTES or len(whole) <= _WHOLE_BYTES:
-                return whole
+                return whole, ()
         return _in_blocks(self.parts)
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Manifest:
         """Decode a manifest; its tables stay encoded."""
-        if len(data) == ref.length and is_in_blocks(data):
-            return ManifestBlocks.of(data, ref).manifest(data)
-        return decode(
-            data,
-            ObjectKind.MANIFEST,
-            lambda fields: cls.parse(fields, "tables"),
-            ref.key,
-            crc=ref.crc32c,
-            length=ref.length,
-        )
+        told: Any = {"crc": ref.crc32c, "length": ref.length}
+        return decode(data, ObjectKind.MANIFEST, _of_blocks, ref.key, **told)
 
 
-def _in_blocks(parts: Sequence[tuple[Part, TableData]]) -> bytes:
-    """The bytes of a manifest in blocks: stretches and small tables in groups of similar size."""
-    tables: list[list[Any]] = []
-    stretches: list[Stretch] = []
-    for part, data in parts:
-        if isinstance(data, SplitTable):
-            tables.append([part.pack(), len(data.stretches), data.shared])
-            stretches += data.stretches
-        else:
-            tables.append([part.pack(), 1, {}])
-            stretches.append(Stretch(0, max(part.box.size - 1, 0), part.count, data))
-    groups: list[list[bytes]] = []
+def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place, ...]]:
+    """The bytes of a manifest of several blocks, and where each table is."""
+    groups: list[list[tuple[Part, bytes]]] = []
     room = 0
-    for stretch in stretches:
-        if len(stretch.data) > room:
+    for part, data in parts:
+        if len(data) > room:
             groups.append([])
-            room = STRETCH_BYTES
-        groups[-1].append(stretch.data)
-        room -= len(stretch.data)
-    directory = {
-        "tables": tables,
-        "held": encode_column(np.array([len(group) for group in groups], np.int64)),
-        "first": encode_column(np.array([s.first for s in stretches], np.int64)),
-        "last": encode_column(np.array([s.last for s in stretches], np.int64)),
-        "rows": encode_column(np.array([s.rows for s in stretches], np.int64)),
-    }
-    return encode_blocks(ObjectKind.MANIFEST, directory, [pack(group) for group in groups])
+            room = _BLOCK_BYTES
+        groups[-1].append((part, data))
+        room -= len(data)
+    packer = msgpack.Packer(use_bin_type=True)
+    written = [packer.pack_map_header(1), packer.pack("blocks")]
+    written.append(packer.pack_array_header(len(groups)))
+    places: list[Place] = []
+    end = HEADER_BYTES + sum(map(len, written))
+    for group in groups:
+        block = Block(tuple(data for _, data in group)).pack(alone=True)
+        listed = [part.pack() for part, _ in group]
+        written += [packer.pack_array_header(2), packer.pack(listed), packer.pack(block)]
+        end += sum(map(len, written[-3:]))
+        places += [(end - len(block), len(block), crc32c(block), n) for n in range(len(group))]
+    payload = b"".join(written)
+    return frame(ObjectKind.MANIFEST, STORED, len(payload), payload), tuple(places)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ManifestBlocks:
-    """The verified directory of a manifest in blocks, by which its tables are read in part.
+def _of_blocks(fields: Fields) -> Manifest:
+    found: list[tuple[Part, bytes]] = []
+    for value in fields.items("blocks"):
+        match value:
+            case [list(listed), bytes(data)]:
+                tables = Block.parse(data).tables
+                if len(tables) != len(listed):
+                    raise CorruptObjectError("a block has not the tables that are listed of it")
+                parts = [Part.parse(part, f"{fields.where}.blocks") for part in listed]
+                found += zip(parts, tables, strict=True)
+            case _:
+                raise CorruptObjectError(f"{fields.where}.blocks: expected parts and a block")
+    return Manifest(tuple(found))
 
-    Parameters
-    ----------
-    key : str
-        The manifest's key, for error messages.
-    parts : tuple of Part
-        Its tables, in order.
-    numbers : mapping of (bytes, Box) to int
-        The number of each table, by node and box.
-    shared : tuple of mapping of str to object
-        For each table, what all its stretches refer to; empty if each has its own.
-    begins : int64[t + 1]
-        Number of each table's first stretch, and the number of stretches.
-    first, last, rows : int64[s]
-        For each stretch, the bounds of its linear indexes, both included, and its rows.
-    block_of, place : int64[s]
-        Which block has the stretch, and its position there.
-    blocks : Blocks
-        The blocks.
+
+def encode_table(table: ChunkTable) -> bytes:
+    """Encode a chunk table.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it has more rows or values than readers accept.
     """
+    packed = table.pack()
+    data = pack(packed)
+    try:
+        _check_size(Fields({**packed, "n": len(table)}, "table"), len(data))
+    except CorruptObjectError as error:
+        raise InvalidArgumentError(
+            f"a table of {len(data)} bytes with {len(table)} chunks of one array exceeds what "
+            "readers accept; commit them in several steps"
+        ) from error
+    return data
 
-    key: str
-    parts: tuple[Part, ...]
-    numbers: Mapping[tuple[bytes, Box], int]
-    shared: tuple[Mapping[str, Any], ...]
-    begins: Column
-    first: Column
-    last: Column
-    rows: Column
-    block_of: Column
-    place: Column
-    blocks: Blocks
 
-    @classmethod
-    def of(cls, head: bytes, ref: BlobRef) -> ManifestBlocks:
-        """The directory in the first bytes of the manifest that `ref` points to.
-
-        Raises
-        ------
-        CorruptObjectError
-            If it is incomplete, or contradicts itself or the pointer.
-        """
-        with refusing(ref.key):
-            blocks = Blocks.of(head, ObjectKind.MANIFEST, ref.crc32c, ref.length)
-            fields, parts, numbers, shared = blocks.fields, [], [], []
-            for value in fields.items("tables"):
-                match value:
-                    case [list(part), int(stretches), dict(common)] if 0 < stretches <= MAX_ROWS:
-                        parts.append(Part.parse(part, f"{fields.where}.tables"))
-                        numbers.append(stretches)
-                        shared.append(common)
-                    case _:
-                        raise CorruptObjectError("expected tables and their stretches")
-            n = sum(numbers)
-            held = decode_column(fields.value.get("held"), len(blocks), MAX_ROWS)
-            if not 0 < n <= _MOST_STRETCHES or n != int(held.sum()):
-                raise CorruptObjectError("the blocks do not hold the stretches of all tables")
-            first, last, rows = (
-                decode_column(fields.value.get(name), n, MAX_BOX_CHUNKS)
-                for name in ("first", "last", "rows")
-            )
-            block_of = np.repeat(np.arange(len(blocks)), held)
-            place = np.arange(n) - (held.cumsum() - held)[block_of]
-            begins = np.array([0, *numbers], np.int64).cumsum()
-            found = cls(
-                ref.key,
-                tuple(parts),
-                {(part.node_id, part.box): i for i, part in enumerate(parts)},
-                tuple(shared),
-                begins,
-                first,
-                last,
-                rows,
-                block_of,
-                place,
-                blocks,
-            )
-            found._check()
-            return found
-
-    def _check(self) -> None:
-        begins, first, last = self.begins[:-1], self.first, self.last
-        sizes = np.array([part.box.size for part in self.parts], np.int64)
-        counts = np.array([part.count for part in self.parts], np.int64)
-        empty = (counts == 0) & (np.diff(self.begins) == 1)
-        follows = np.ones(len(first), np.bool_)
-        follows[1:] = first[1:] > last[:-1]
-        follows[begins] = True  # of another table
-        whole = last[self.begins[1:] - 1] < sizes
-        sound = (
-            follows.all()
-            and (whole | empty).all()
-            and (self.rows <= last - first + 1).all()
-            and (np.add.reduceat(self.rows, begins) == counts).all()
-            and (np.minimum.reduceat(self.rows, begins) > 0)[~empty].all()
+def _check_size(fields: Fields, nbytes: int) -> None:
+    """Raise if rows, or values that vary, are more than so few bytes may hold."""
+    rows = fields.number("n")
+    columns = fields.table("col").values()
+    varying = sum(isinstance(column, list) and column[:1] != [0] for column in columns)
+    if rows > _ROWS_FREELY + _ROWS_A_BYTE * nbytes:
+        raise CorruptObjectError(f"a chunk table of {nbytes} bytes cannot hold {rows} rows")
+    if rows * varying > _VALUES_FREELY + _VALUES_A_BYTE * nbytes:
+        raise CorruptObjectError(
+            f"a chunk table of {nbytes} bytes cannot hold {rows * varying} values"
         )
-        if not sound:
-            raise CorruptObjectError("the directory of a manifest contradicts itself")
-
-    def number_of(self, node_id: bytes, box: Box) -> int:
-        """The number of the table of that node in that box.
-
-        Raises
-        ------
-        CorruptObjectError
-            If there is none.
-        """
-        number = self.numbers.get((node_id, box))
-        if number is None:
-            raise CorruptObjectError(f"{self.key} has no chunk table such as the snapshot says")
-        return number
-
-    def stretches(self, number: int) -> range:
-        """The numbers of the table's stretches."""
-        return range(self.begins.item(number), self.begins.item(number + 1))
-
-    def stretch_at(self, number: int, index: int) -> int | None:
-        """The number of the table's stretch whose bounds include a linear index; None if none."""
-        start, stop = self.begins.item(number), self.begins.item(number + 1)
-        at = start + int(self.last[start:stop].searchsorted(index))
-        return at if at < stop and self.first.item(at) <= index else None
-
-    def table(self, number: int, stretch: int, data: bytes) -> ChunkTable:
-        """The rows of one stretch of the table; `data` has the bytes of its block.
-
-        Raises
-        ------
-        CorruptObjectError
-            If the bytes are not what the directory says.
-        """
-        with refusing(self.key):
-            block = self.block_of.item(stretch)
-            held, part = self._held(block, data), self.parts[number]
-            packed = held[self.place.item(stretch)]
-            if len(self.stretches(number)) == 1:
-                return Manifest.decode(part, packed)
-            one = self._stretch(stretch, packed)
-            table = decode_table(SplitTable(self.shared[number], (one,)), one.rows)
-            if table.box != part.box:
-                raise CorruptObjectError("a chunk table has another box than its manifest lists")
-            return table
-
-    def manifest(self, data: bytes) -> Manifest:
-        """The whole manifest; `data` has all its bytes.
-
-        Raises
-        ------
-        CorruptObjectError
-            If the bytes are not what the directory says.
-        """
-        with refusing(self.key):
-            if len(data) != self.blocks.end:
-                raise CorruptObjectError(f"{len(data)} bytes, but its blocks end elsewhere")
-            held: list[bytes] = []
-            for block in range(len(self.blocks)):
-                start, length = self.blocks.range(block)
-                held += self._held(block, memoryview(data)[start : start + length])
-            parts: list[tuple[Part, TableData]] = []
-            for number, part in enumerate(self.parts):
-                mine = self.stretches(number)
-                if len(mine) == 1:
-                    parts.append((part, held[mine[0]]))
-                else:
-                    stretches = tuple(self._stretch(at, held[at]) for at in mine)
-                    parts.append((part, SplitTable(self.shared[number], stretches)))
-            return Manifest(tuple(parts))
-
-    def _stretch(self, at: int, data: bytes) -> Stretch:
-        return Stretch(self.first.item(at), self.last.item(at), self.rows.item(at), data)
-
-    def _held(self, block: int, data: bytes | memoryview) -> list[bytes]:
-        """The encoded stretches in a block."""
-        found = unpack(self.blocks.payload(block, data))
-        expected = int(np.count_nonzero(self.block_of == block))
-        if not isinstance(found, list) or len(found) != expected:
-            raise CorruptObjectError(f"block {block} has not the stretches that are listed")
-        if not all(isinstance(each, bytes) for each in found):
-            raise CorruptObjectError(f"block {block} has something else than stretches")
-        return found

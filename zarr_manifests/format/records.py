@@ -4,8 +4,9 @@ A line of a table names a field on disk, the attribute it is read to and written
 stored. Fields are written and read in the order of the lines. Invariant: a value is built through
 its constructor, so readers check what writers check.
 
-A `BlobRef` is the key, length and crc32c of an immutable object. It may carry a copy of its bytes,
-which saves a request. Invariant: the object also exists at its key, so copies can be dropped.
+A `BlobRef` is the key, length and crc32c of an immutable object, or of a block in one. It may carry
+a copy of its bytes, which saves a request. Invariant: the object also exists at its key, so copies
+can be dropped.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ MOST_BLOB_BYTES: Final = 2**40
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """Pointer to an immutable metadata object.
+    """Pointer to an immutable metadata object, or to a block in one.
 
     Parameters
     ----------
     key : str
         `<kind>/<session>/<n>` below the repository.
     length : int
-        Bytes of the whole object.
+        Bytes of the whole object, or of the block.
     crc32c : int
-        The checksum in its envelope.
+        The checksum in its envelope; of a block, that of its bytes.
     copy : bytes, optional
         The object's bytes, if the pointer carries them.
+    offset : int, default 0
+        Where the block begins in the object; 0 for the whole object. It is not stored here.
 
     Raises
     ------
@@ -50,6 +53,7 @@ class BlobRef:
     length: int
     crc32c: int
     copy: bytes | None = None
+    offset: int = 0
 
     def __post_init__(self) -> None:
         session_of(self.key)
@@ -62,6 +66,11 @@ class BlobRef:
     def to(cls, key: str, data: bytes) -> BlobRef:
         """The pointer to an encoded object at `key`."""
         return cls(key, len(data), crc_of(data))
+
+    @property
+    def name(self) -> str:
+        """The key, and where the block begins."""
+        return f"{self.key}:{self.offset}" if self.offset else self.key
 
     def bare(self) -> BlobRef:
         """The pointer without the copy."""

@@ -291,10 +291,14 @@ def full(config: ChunkManifests, facts: dict[bytes, ArrayFacts]) -> list[Part]:
 
 def test_explaining_a_base() -> None:
     facts = facts_of(a=10, b=60_000, c=20, d=30, empty=0)
-    leaves = {p.node_id: p for p in full(DEFAULT, facts)}
+    leaves = full(DEFAULT, facts)
     names = [("coordinates", "a"), ("default", "b"), ("default", "c"), ("", "d")]
     refs = [
-        ManifestRef(BlobRef(key(i), 9, 0), (leaves[id_of(f"/{name}")],), packed_for=packed_for)
+        ManifestRef(
+            BlobRef(key(i), 9, 0),
+            tuple(leaf for leaf in leaves if leaf.node_id == id_of(f"/{name}")),
+            packed_for=packed_for,
+        )
         for i, (packed_for, name) in enumerate(names)
     ]
     base = BaseIndex(refs)

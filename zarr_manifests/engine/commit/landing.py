@@ -352,9 +352,10 @@ def encoded_delta[K: (bytes, tuple[bytes, int])](
     uploads, manifests = list[Upload](), [*more]
     for group in plan.manifests:
         manifest = together(group)
-        uploads.append(Upload.of(keys, "manifests", manifest.encode()))
+        data, places = manifest.encode()
+        uploads.append(Upload.of(keys, "manifests", data))
         context.objects.remember(uploads[-1].ref, manifest)
-        manifests.append(ManifestRef(uploads[-1].ref, manifest.directory()))
+        manifests.append(ManifestRef(uploads[-1].ref, manifest.directory(), places=places))
     whole = replace(delta, embedded=together(plan.embedded), manifests=tuple(manifests))
     uploads.append(Upload.of(keys, "deltas", whole.encode()))
     context.objects.remember(uploads[-1].ref, whole)

@@ -77,8 +77,8 @@ from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
-from zarr_manifests.planning.layout.leaves import LEAF_ROWS, BaseIndex
-from zarr_manifests.planning.tables.merge import Layer, merge_layers, split
+from zarr_manifests.planning.layout.leaves import BaseIndex
+from zarr_manifests.planning.tables.merge import Layer, in_tables, merge_layers
 from zarr_manifests.planning.tables.sums import merged_counts
 from zarr_manifests.planning.upkeep.compaction_triggers import (
     CompactionMode,
@@ -462,7 +462,7 @@ def roll_up(
         if merged.truncated is not None:
             truncated[node_id] = merged.truncated
         if merged.table is not None:
-            parts[node_id] = [*split(merged.table, LEAF_ROWS)]
+            parts[node_id] = [*in_tables(merged.table)]
     encoded = {
         node_id: Manifest.of([(node_id, table) for table in tables])
         for node_id, tables in parts.items()

@@ -50,8 +50,7 @@ from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
-from zarr_manifests.planning.layout.leaves import LEAF_ROWS
-from zarr_manifests.planning.tables.merge import difference, pick, rows_at, split, without
+from zarr_manifests.planning.tables.merge import difference, in_tables, pick, rows_at, without
 from zarr_manifests.planning.tables.resolved_chunks import coalesce
 from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
 from zarr_manifests.planning.upkeep.garbage import (
@@ -318,7 +317,7 @@ class _Repacking:
         """A delta with these rows, on top of the head."""
         context, keys, before = self.context, self.keys, current.snapshot
         tables = {
-            node_id: Manifest.of([(node_id, part) for part in split(table, LEAF_ROWS)])
+            node_id: Manifest.of([(node_id, part) for part in in_tables(table)])
             for node_id, table in kept
         }
         delta, uploads, coordinates = encoded_delta(

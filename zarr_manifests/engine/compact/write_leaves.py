@@ -29,7 +29,6 @@ from zarr_manifests.format.index import LeafName
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.stretches import TableData
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf, part_order
 from zarr_manifests.planning.layout.packing import PlannedManifest
@@ -161,7 +160,7 @@ class _Leaf:
     """A leaf that is encoded, and its data for the index."""
 
     part: Part
-    data: TableData
+    data: bytes
     stored_bytes: int
     zones: list[tuple[ZoneTable, bool]]
 
@@ -272,10 +271,11 @@ class LeavesHere:
     ) -> tuple[ManifestRef, list[_Leaf], bytes]:
         """Write a manifest; return its pointer, the leaves without their data, and a copy."""
         manifest = Manifest(tuple((leaf.part, leaf.data) for leaf in leaves))
-        data = manifest.encode()
+        data, places = manifest.encode()
         self._context.objects.create(key, data)
         merged_to = (self._heap.view.snapshot.sequence,) * len(leaves)
-        ref = ManifestRef(BlobRef.to(key, data), manifest.directory(), merged_to, set_name)
+        blob = BlobRef.to(key, data)
+        ref = ManifestRef(blob, manifest.directory(), merged_to, set_name, places)
         is_wanted = any(self._facts[leaf.part.node_id].is_coordinate for leaf in leaves)
         copy = data if is_wanted and len(data) <= _KEPT_BYTES else b""
         return ref, [replace(leaf, data=b"") for leaf in leaves], copy

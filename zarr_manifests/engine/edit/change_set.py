@@ -46,17 +46,17 @@ from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.conflict.components import Reads
-from zarr_manifests.planning.layout.leaves import LEAF_ROWS
+from zarr_manifests.planning.layout.leaves import TABLE_ROWS
 from zarr_manifests.planning.tables.merge import (
     Layer,
     difference,
     in_c_order,
+    in_tables,
     inside,
     merge_layers,
     owned,
     pick,
     select,
-    split,
 )
 from zarr_manifests.planning.zones.meaning import like, merged
 from zarr_manifests.storage import Storage
@@ -258,7 +258,7 @@ class ChangeSet:
                 and resident(newer)
                 and resident(tables[-1])
                 and len(tables[-1]) <= 2 * len(newer)
-                and len(tables[-1]) + len(newer) <= LEAF_ROWS
+                and len(tables[-1]) + len(newer) <= TABLE_ROWS
             ):
                 merged = self._together((tables.pop(), newer))
                 assert merged is not None  # neither is empty
@@ -483,7 +483,7 @@ def _disjoint(tables: Sequence[ChunkTable]) -> list[ChunkTable]:
     parts: list[ChunkTable] = []
     for group in together([table.box for table in tables]):
         merged = merge_layers([Layer(None, tuple(tables[i] for i in group))]).table
-        parts += [] if merged is None else map(owned, split(merged, LEAF_ROWS))
+        parts += [] if merged is None else map(owned, in_tables(merged))
     return parts
 
 

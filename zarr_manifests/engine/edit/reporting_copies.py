@@ -216,7 +216,7 @@ def change_reported(
     keys, token = contents.keys, copy.token
     assert keys is not None
     assert token is not None
-    report = Manifest.of([(node.node_id, ChunkTable.of({coords: ref}))]).encode()
+    report = Manifest.of([(node.node_id, ChunkTable.of({coords: ref}))]).encode()[0]
     create_own(storage, keys.next(_KIND), report, durable=False)
     # Only after the report: if the session's listing missed it, the token is gone by now.
     if not _is_there(storage, token):

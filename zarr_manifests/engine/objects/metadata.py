@@ -19,12 +19,9 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.decoded_cache import OBJECT, DecodedCache
 from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
-from zarr_manifests.format.blocks import directory_end, is_in_blocks
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part
+from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.stretches import TableData
-from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.resolved_chunks import coalesce
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
@@ -34,10 +31,6 @@ from zarr_manifests.storage.protocol import ReadableStorage
 _DISK_ABREAST: Final = 8
 _BYTES_A_THREAD: Final = 32 * 1024
 _CREATIONS: Final = 5
-_WHOLE_BYTES: Final = 256 * 1024
-_HEAD_BYTES: Final = 16 * 1024
-_BYTES_A_HEAD_BYTE: Final = 2048
-"""Bytes of a manifest for each byte more that its directory is expected to have."""
 
 
 def create_own(
@@ -109,25 +102,7 @@ class _Decodable(Protocol):
 
 def _name(ref: BlobRef, kind: type[Any]) -> tuple[Any, ...]:
     """The cache name of a decoded object: the whole pointer, and the type it is decoded as."""
-    return OBJECT, ref.key, ref.length, ref.crc32c, kind
-
-
-@dataclass(slots=True, eq=False)
-class PartialManifest:
-    """A manifest of which only the directory was read.
-
-    Parameters
-    ----------
-    blocks : ManifestBlocks or None
-        The directory; None if the manifest is not in blocks, so that it can only be read whole.
-    """
-
-    blocks: ManifestBlocks | None
-
-    @classmethod
-    def from_object(cls, head: bytes, ref: BlobRef) -> PartialManifest:
-        """From the first bytes of the manifest."""
-        return cls(ManifestBlocks.of(head, ref) if is_in_blocks(head) else None)
+    return OBJECT, ref.name, ref.length, ref.crc32c, kind
 
 
 class ObjectReader:
@@ -178,25 +153,51 @@ class ObjectReader:
     def load_all(
         self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
     ) -> dict[str, Any]:
-        """Return the decoded objects by key; missing ones are fetched in one parallel round."""
-        by_key = {ref.key: (ref, kind) for ref, kind in wanted}
-        here = [key for key, (ref, kind) in by_key.items() if self.has(ref, kind)]
-        loaded = {key: self.load(*by_key.pop(key)) for key in here}
-        most = len(by_key)
+        """Return the decoded objects by name; missing ones are fetched in one parallel round."""
+        by_name = {ref.name: (ref, kind) for ref, kind in wanted}
+        here = [name for name, (ref, kind) in by_name.items() if self.has(ref, kind)]
+        loaded = {name: self.load(*by_name.pop(name)) for name in here}
+        requests = self._requests([*by_name.values()])
+        most = len(requests)
         if self.storage.capabilities.turns:
             # More parallel reads do not make a disk faster, and threads cost more than small reads.
-            due = sum(ref.length for ref, _ in by_key.values())
+            due = sum(ref.length for ref, _ in by_name.values())
             most = min(_DISK_ABREAST, 1 + due // _BYTES_A_THREAD)
-        groups = [[*by_key.items()][i::most] for i in range(min(most, len(by_key)))]
+        groups = [requests[i::most] for i in range(min(most, len(requests)))]
         calls = [partial(self._load_each, group) for group in groups]
         for found in (runtime or self._runtime).parallel(calls):
             loaded |= found
         return loaded
 
+    def _requests(
+        self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]
+    ) -> list[list[tuple[BlobRef, type[_Decodable]]]]:
+        """Each of the objects alone; the blocks of an object that one request reads together."""
+        found = [[one] for one in wanted if not one[0].offset]
+        blocks: dict[str, list[tuple[BlobRef, type[_Decodable]]]] = {}
+        for one in wanted:
+            if one[0].offset:
+                blocks.setdefault(one[0].key, []).append(one)
+        room = self.storage.capabilities
+        for of in blocks.values():
+            starts, lengths = [ref.offset for ref, _ in of], [ref.length for ref, _ in of]
+            some = coalesce(starts, lengths, gap_bytes=room.gap_bytes, span_bytes=room.span_bytes)
+            found += [[of[i] for i in sorted(each.members)] for each in some]
+        return found
+
     def _load_each(
-        self, wanted: Sequence[tuple[str, tuple[BlobRef, type[_Decodable]]]]
+        self, requests: Sequence[Sequence[tuple[BlobRef, type[_Decodable]]]]
     ) -> dict[str, Any]:
-        return {key: self.load(*each) for key, each in wanted}
+        loaded = {}
+        for each in requests:
+            (first, _), data, start = each[0], None, min(ref.offset for ref, _ in each)
+            if len(each) > 1:
+                data = self._range(first, start, max(r.offset + r.length for r, _ in each) - start)
+            for ref, kind in each:
+                at = ref.offset - start
+                part = None if data is None else data[at : at + ref.length]
+                loaded[ref.name] = self.load(ref, kind, part)
+        return loaded
 
     def prefetch(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> None:
         """Fetch objects that are neither cached nor copied into their pointers, in parallel."""
@@ -210,111 +211,57 @@ class ObjectReader:
         """Keep a decoded object while there is room."""
         self.cache.keep(_name(ref, type(value)), value)
 
-    def tables(
-        self, ref: BlobRef, node_id: bytes, manifest: Manifest | None = None
-    ) -> Mapping[Box, ChunkTable]:
-        """A manifest's decoded chunk tables of one node, by box; `manifest`, if already loaded."""
-        name = _tables_name(ref, node_id)
-        found: Mapping[Box, ChunkTable] | None = self.cache.find(name)
-        if found is None:
+    def due(
+        self, ref: ManifestRef, part: Part, *, whole: bool = False
+    ) -> list[tuple[BlobRef, type[_Decodable]]]:
+        """What to load for one of the manifest's tables, unless it is in memory.
 
-            def decode() -> Mapping[Box, ChunkTable]:
-                whole = manifest or self.load(ref, Manifest)
-                return {table.box: table for table in whole.tables(node_id)}
+        That is its block; or the whole manifest, if `whole` is set, it is small, is in memory, or
+        is kept on disk.
+        """
+        if self.has_table(ref.blob, part):
+            return []
+        block = None if whole else self._block(ref, part)
+        return [(ref.blob, Manifest) if block is None else (block[0], Block)]
 
-            found = self._obtain(name, decode)
-        return found
+    def _block(self, ref: ManifestRef, part: Part) -> tuple[BlobRef, int] | None:
+        here = ref.blob.copy is not None or self._disk is not None or self.has(ref.blob, Manifest)
+        return None if here else ref.block(part)
 
     def table(
-        self,
-        ref: BlobRef,
-        node_id: bytes,
-        number: int,
-        find: Callable[[], tuple[Part, TableData]],
+        self, ref: ManifestRef, part: Part, loaded: Mapping[str, Any], *, keep: bool = True
     ) -> ChunkTable:
-        """One chunk table of a node in the object; `find` returns it encoded."""
-        name = _table_name(ref, node_id, number)
-        return self._obtain(name, lambda: Manifest.decode(*find()))
+        """One of the manifest's tables; `loaded` may have what `due` says.
 
-    def known_table(self, ref: BlobRef, node_id: bytes, number: int) -> ChunkTable | None:
-        """The same if it is cached, else None."""
-        return cast("ChunkTable | None", self.cache.find(_table_name(ref, node_id, number)))
-
-    def in_parts(self, ref: BlobRef) -> bool:
-        """Whether to read a manifest in parts: it is large, and no part of it costs nothing.
-
-        With a cache on disk, a manifest is fetched whole and kept there.
+        It stays in memory only if `keep` is set.
         """
-        small = ref.copy is not None or ref.length <= _WHOLE_BYTES or self._disk is not None
-        return not small and not self.has(ref, Manifest)
 
-    def stretches_at_hand(self, ref: BlobRef, wanted: Sequence[int]) -> list[ChunkTable | None]:
-        """Those stretches of a manifest in blocks that are in memory; None for each other one."""
-        return [self.cache.find(_stretch_name(ref, stretch)) for stretch in wanted]
+        def find() -> bytes:
+            manifest = loaded.get(ref.blob.key)
+            at = self._block(ref, part) if manifest is None else None
+            if at is None:
+                return (manifest or self.load(ref.blob, Manifest)).data(part)
+            block, number = at
+            tables = (loaded.get(block.name) or self.load(block, Block)).tables
+            if number >= len(tables):
+                raise CorruptObjectError(f"{ref.blob.key} has no such table in a block")
+            return cast(bytes, tables[number])
 
-    def stretches(
-        self, due: Sequence[tuple[BlobRef, int, Sequence[int]]]
-    ) -> list[list[ChunkTable]]:
-        """Some stretches of the tables with these numbers in manifests whose directory was read.
+        return self.table_in(ref.blob, part, find, keep=keep)
 
-        Those that are not in memory are fetched in one round.
-        """
-        found = [self.stretches_at_hand(ref, wanted) for ref, _, wanted in due]
-        calls = [
-            partial(self._fetch_stretches, ref, number, missing)
-            for (ref, number, wanted), tables in zip(due, found, strict=True)
-            for missing in self._requests(
-                ref, [at for at, table in zip(wanted, tables, strict=True) if table is None]
-            )
-        ]
-        fetched: dict[tuple[Any, ...], ChunkTable] = {}
-        for some in self._runtime.parallel(calls):
-            fetched |= some
-        return [
-            [
-                fetched[_stretch_name(ref, at)] if table is None else table
-                for at, table in zip(wanted, tables, strict=True)
-            ]
-            for (ref, _, wanted), tables in zip(due, found, strict=True)
-        ]
+    def table_in(
+        self, ref: BlobRef, part: Part, find: Callable[[], bytes], *, keep: bool = True
+    ) -> ChunkTable:
+        """A chunk table in the object; `find` returns it encoded."""
+        name = _table_name(ref, part)
+        found: ChunkTable | None = self.cache.find(name)
+        if found is None and keep:
+            return self._obtain(name, lambda: Manifest.decode(part, find()))
+        return Manifest.decode(part, find()) if found is None else found
 
-    def _requests(self, ref: BlobRef, stretches: Sequence[int]) -> list[list[int]]:
-        """The stretches, in groups that one request reads."""
-        blocks = self.blocks_of(ref).blocks
-        ranges = [blocks.range(self.blocks_of(ref).block_of.item(at)) for at in stretches]
-        starts, lengths = [start for start, _ in ranges], [length for _, length in ranges]
-        most = self.storage.capabilities
-        groups = coalesce(starts, lengths, gap_bytes=most.gap_bytes, span_bytes=most.span_bytes)
-        return [[stretches[i] for i in sorted(group.members)] for group in groups]
-
-    def _fetch_stretches(
-        self, ref: BlobRef, number: int, stretches: Sequence[int]
-    ) -> dict[tuple[Any, ...], ChunkTable]:
-        manifest = self.blocks_of(ref)
-        ranges = [manifest.blocks.range(manifest.block_of.item(at)) for at in stretches]
-        start = ranges[0][0]
-
-        def fetch() -> dict[tuple[Any, ...], ChunkTable]:
-            data = self._range(ref, start, ranges[-1][0] + ranges[-1][1] - start)
-            tables = {}
-            for at, (first, length) in zip(stretches, ranges, strict=True):
-                part = data[first - start : first - start + length]
-                tables[_stretch_name(ref, at)] = manifest.table(number, at, part)
-            return tables
-
-        if len(stretches) > 1:
-            fetched = fetch()
-            for name, table in fetched.items():
-                self.cache.keep(name, table)
-            return fetched
-        name = _stretch_name(ref, stretches[0])  # readers of one stretch wait for one another
-        return {name: self._obtain(name, lambda: fetch()[name])}
-
-    def blocks_of(self, ref: BlobRef) -> ManifestBlocks:
-        """The directory of a manifest in blocks."""
-        blocks = self.load(ref, PartialManifest).blocks
-        assert blocks is not None
-        return blocks
+    def has_table(self, ref: BlobRef, part: Part) -> bool:
+        """Whether a chunk table in the object is in memory."""
+        return _table_name(ref, part) in self.cache
 
     def has(self, ref: BlobRef, kind: type[_Decodable]) -> bool:
         """Whether `load` needs no request now."""
@@ -337,20 +284,7 @@ class ObjectReader:
             return None
         return data if len(data) <= most else None
 
-    def has_tables(self, ref: BlobRef, node_id: bytes) -> bool:
-        """Whether `tables` needs no manifest now."""
-        return self.cache.find(_tables_name(ref, node_id)) is not None
-
-    def _head(self, ref: BlobRef) -> bytes:
-        """The first bytes of a manifest, with its directory if it is in blocks."""
-        head = self._range(ref, 0, min(ref.length, _HEAD_BYTES + ref.length // _BYTES_A_HEAD_BYTE))
-        if is_in_blocks(head) and len(head) < (end := min(directory_end(head), ref.length)):
-            head += self._range(ref, len(head), end - len(head))
-        return head
-
     def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:
-        if kind is PartialManifest:
-            return kind.from_object(self._head(ref), ref)
         if ref.copy is None and self._disk is not None:
             data = self._disk.get(ref)
             if data is not None:
@@ -362,7 +296,9 @@ class ObjectReader:
         return value
 
     def _bytes(self, ref: BlobRef) -> bytes:
-        return self._range(ref, 0, ref.length + 1) if ref.copy is None else ref.copy
+        if ref.copy is not None:
+            return ref.copy
+        return self._range(ref, ref.offset, ref.length if ref.offset else ref.length + 1)
 
     def _range(self, ref: BlobRef, start: int, length: int) -> bytes:
         self._runtime.checkpoint("objects.get")
@@ -441,16 +377,8 @@ class AtHand(ObjectReader):
         raise NotAtHandError(ref.key)
 
 
-def _table_name(ref: BlobRef, node_id: bytes, number: int) -> tuple[Any, ...]:
-    return "table", ref.key, ref.length, ref.crc32c, node_id, number
-
-
-def _stretch_name(ref: BlobRef, stretch: int) -> tuple[Any, ...]:
-    return "stretch", ref.key, ref.length, ref.crc32c, stretch
-
-
-def _tables_name(ref: BlobRef, node_id: bytes) -> tuple[Any, ...]:
-    return "tables", ref.key, ref.length, ref.crc32c, node_id
+def _table_name(ref: BlobRef, part: Part) -> tuple[Any, ...]:
+    return "table", ref.key, ref.length, ref.crc32c, part
 
 
 @dataclass(frozen=True, slots=True)

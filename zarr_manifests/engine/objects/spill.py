@@ -24,7 +24,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind, native_keys
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import lineage_of, session_of
-from zarr_manifests.planning.layout.leaves import LEAF_ROWS
+from zarr_manifests.planning.layout.leaves import TABLE_ROWS
 from zarr_manifests.planning.tables.merge import Layer, in_box, merge_layers, select, split
 
 _INLINE_BYTES: Final = 64
@@ -114,9 +114,7 @@ def rows_of(objects: ObjectReader, rows: Rows) -> ChunkTable:
     """
     if isinstance(rows, ChunkTable):
         return rows
-    tables = objects.tables(rows.manifest.blob, rows.node_id)
-    rows.manifest.check(rows.node_id, tables.values())
-    return tables[rows.box]
+    return objects.table(rows.manifest, rows.manifest.parts[0], {})
 
 
 class Spill:
@@ -158,16 +156,17 @@ class Spill:
         due = due & native_keys(table) if due else due
         if due:
             self.objects.storage.sync(sorted(due))
-        return [self._write(node_id, part) for part in split(table, LEAF_ROWS)]
+        return [self._write(node_id, part) for part in split(table, TABLE_ROWS)]
 
     def _write(self, node_id: bytes, table: ChunkTable) -> Spilled:
         manifest = Manifest.of([(node_id, table)])
-        upload = Upload.of(self._keys, "manifests", manifest.encode())
+        data, places = manifest.encode()
+        upload = Upload.of(self._keys, "manifests", data)
         if not self._keys.has_written(upload.key):
             self.objects.create(upload.key, upload.data)
             self._keys.note_written(upload.key, upload.data)
             self.objects.remember(upload.ref, manifest)
-        return Spilled.of(ManifestRef(upload.ref, manifest.directory()), table)
+        return Spilled.of(ManifestRef(upload.ref, manifest.directory(), places=places), table)
 
     # --- overlapping rows ----------------------------------------------------------------------
 

@@ -13,28 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
-from itertools import compress
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from zarr_manifests.engine.objects.decoded_cache import DecodedCache
-from zarr_manifests.engine.objects.metadata import ObjectReader, PartialManifest
+from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.columns import Column
 from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.envelope import MAX_NUMBER
-from zarr_manifests.format.manifest import Manifest, ManifestBlocks, Part, by_node
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Part, by_node
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.format.stretches import TableData
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.layout.leaves import LEAF_ROWS, BaseIndex, PlacedLeaf
+from zarr_manifests.planning.layout.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.tables.live_deltas import (
     LiveSources,
     Stack,
@@ -44,13 +40,12 @@ from zarr_manifests.planning.tables.live_deltas import (
 )
 from zarr_manifests.planning.tables.merge import Layer, Overlay, merge_layers, pick, within
 
-_BASE: Final = -1
 _FEW: Final = 8
 _ANY_NODE: Final = b""
-_STRETCHES: Final = 4
-"""Number of stretches of a manifest that are fetched one by one before the whole is."""
-_NO_ROWS: Final = np.zeros(0, np.int64)
-type BoolColumn = npt.NDArray[np.bool_]
+_BLOCKS: Final = 4
+"""Number of blocks of a manifest that are fetched one by one before the whole is."""
+_MERGED_ROWS: Final = 1_000_000
+"""Rows up to which what is pending in a box is not merged early."""
 
 
 class SnapshotTables:
@@ -76,12 +71,12 @@ class SnapshotTables:
                 self._cuts.update(enumerate(found.truncated, position))
             else:
                 self._cuts[position] = found.truncated
-        self._asked: dict[str, set[int]] = {}  # stretches asked for, by the key of their manifest
+        self._asked: dict[str, set[str]] = {}  # blocks asked for, by the key of their manifest
         self._index: BaseIndex | None = None
         self._listed: dict[bytes, dict[int, list[TableSource]]] | None = None
         self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
-        # Objects, by key, node and position in the read list (that of the base is -1), known to
-        # hold what this snapshot says they do.
+        # Objects, by key, node and position in the read list, known to hold what this snapshot
+        # says they do.
         self._checked: set[tuple[str, bytes, int]] = set()
 
     @property
@@ -111,173 +106,22 @@ class SnapshotTables:
                 self._objects.remember(base, found)
         return found
 
-    def _leaf(self, node_id: bytes, leaf: PlacedLeaf, loaded: Mapping[str, Any]) -> ChunkTable:
-        """The leaf's table; `loaded` has the manifests that were loaded."""
-        ref = leaf.manifest
-        found = loaded.get(ref.blob.key)
-        manifest = found if isinstance(found, Manifest) else None
-        tables = self._objects.tables(ref.blob, node_id, manifest)
-        if (ref.blob.key, node_id, _BASE) not in self._checked:
-            # The cache has them by what they lie in; another base may say something else of it.
-            ref.check(node_id, tables.values())
-            self._checked.add((ref.blob.key, node_id, _BASE))
-        return tables[leaf.part.box]
+    def _leaf(self, leaf: PlacedLeaf, loaded: Mapping[str, Any]) -> ChunkTable:
+        """The leaf's table; `loaded` may have what was loaded of its manifest."""
+        return self._objects.table(leaf.manifest, leaf.part, loaded)
 
-    def _due_leaves(
-        self,
-        node_id: bytes,
-        leaves: Sequence[PlacedLeaf],
-        is_small: Callable[[PlacedLeaf], bool] | None = None,
-    ) -> list[tuple[BlobRef, Any]]:
-        """Manifests of the leaves whose tables are not in memory.
+    def _due_leaves(self, leaves: Sequence[PlacedLeaf]) -> list[tuple[BlobRef, Any]]:
+        """What to load for the leaves whose tables are not in memory."""
+        return [due for leaf in leaves for due in self._objects.due(leaf.manifest, leaf.part)]
 
-        Only the directory of a large one if `is_small` says that little of the leaf is needed.
-        """
-        due: list[tuple[BlobRef, Any]] = []
-        for leaf in leaves:
-            blob = leaf.manifest.blob
-            if not self._objects.has_tables(blob, node_id):
-                part = is_small is not None and self._objects.in_parts(blob) and is_small(leaf)
-                due.append((blob, PartialManifest if part else Manifest))
-        return due
-
-    def _in_blocks(self, node_id: bytes, leaf: PlacedLeaf, found: object) -> ManifestBlocks | None:
-        """The leaf's manifest in blocks, if that is what was found, compared with the snapshot."""
-        if not isinstance(found, PartialManifest) or found.blocks is None:
-            return None
-        ref = leaf.manifest
-        if (ref.blob.key, node_id, _BASE) not in self._checked:
-            ref.check_parts(node_id, found.blocks.parts)
-            self._checked.add((ref.blob.key, node_id, _BASE))
-        return found.blocks
-
-    def _leaf_around(
-        self, node_id: bytes, leaf: PlacedLeaf, coords: Coords, loaded: Mapping[str, Any]
-    ) -> ChunkTable | None:
-        """A table that has the leaf's row for the chunk, if there is one; None if there is none.
-
-        Of a large manifest it is one stretch. Once several were asked for, it is the whole leaf.
-        """
-        blob = leaf.manifest.blob
-        if self._objects.has_tables(blob, node_id):
-            return self._leaf(node_id, leaf, loaded)
-        found = loaded.get(blob.key) or self._objects.recall(blob, PartialManifest)
-        if found is None and self._objects.in_parts(blob):
-            found = self._objects.load(blob, PartialManifest)
-        blocks = self._in_blocks(node_id, leaf, found)
-        if blocks is None:
-            return self._leaf(node_id, leaf, loaded)
-        number = blocks.number_of(node_id, leaf.part.box)
-        stretch = blocks.stretch_at(number, leaf.part.box.ravel_one(coords))
-        if stretch is None:
-            return None
-        asked = self._asked.setdefault(blob.key, set())
-        asked.add(stretch)
-        if len(asked) > _STRETCHES:
-            known = self._objects.stretches_at_hand(blob, [stretch])[0]
-            return self._leaf(node_id, leaf, {}) if known is None else known
-        return self._objects.stretches([(blob, number, [stretch])])[0][0]
-
-    def _is_leaf_at_hand(self, node_id: bytes, leaf: PlacedLeaf, coords: Coords) -> bool:
-        """Whether `_leaf_around` needs no fetch."""
-        blob = leaf.manifest.blob
-        if self._objects.has_tables(blob, node_id):
-            return True
-        blocks = self._in_blocks(node_id, leaf, self._objects.recall(blob, PartialManifest))
-        if blocks is None:
-            return False
-        number = blocks.number_of(node_id, leaf.part.box)
-        _, _, wanted = _around(blocks, blob, number, leaf.part.box, coords)
-        return None not in self._objects.stretches_at_hand(blob, wanted)
-
-    def _is_asked_little(self, source: TableSource) -> bool:
-        """Whether the source is large, and few chunks were looked up in stretches of it."""
-        few = len(self._asked.get(source.blob.key, ())) < _STRETCHES
-        return few and source.kind is Manifest and self._objects.in_parts(source.blob)
-
-    def _load_around(
-        self, sources: Sequence[TableSource], leaves: Sequence[tuple[BlobRef, Any]]
-    ) -> dict[str, Any]:
-        """Like `_load`, but of large sources that were asked little only the directory."""
-        little = [self._is_asked_little(one) for one in sources]
-        heads = [(one.blob, PartialManifest) for one in compress(sources, little)]
-        whole = [one for one, some in zip(sources, little, strict=True) if not some]
-        return self._load(whole, [*heads, *leaves])
-
-    def _pieces_around(
-        self,
-        node_id: bytes,
-        coords: Coords,
-        places: Sequence[TablePlace],
-        leaves: Sequence[PlacedLeaf],
-        loaded: dict[str, Any],
-    ) -> dict[int, ChunkTable | None]:
-        """The stretches around the chunk, by position among the places; None if there is none.
-
-        They are those of large tables of which the directory was loaded, and are fetched in one
-        round with the leaves'. A manifest that turns out not to be in blocks is loaded whole.
-        """
-        due: dict[int, tuple[BlobRef, int, list[int]]] = {}
-        for at, place in enumerate(places):
-            blob, box = place.source.blob, place.source.parts[place.number].box
-            head = loaded.get(blob.key)
-            if not isinstance(head, PartialManifest):
-                continue
-            if (blocks := head.blocks) is None:
-                loaded[blob.key] = self._objects.load(blob, Manifest)
-                continue
-            numbers = [i for i, part in enumerate(blocks.parts) if part.node_id == node_id]
-            self._check_parts(node_id, place.source, [blocks.parts[i] for i in numbers])
-            self._asked.setdefault(blob.key, set()).add(box.ravel_one(coords))
-            due[at] = _around(blocks, blob, numbers[place.number], box, coords)
-        wanted = [*due.values()]
-        for leaf in leaves if due else ():
-            blob, box = leaf.manifest.blob, leaf.part.box
-            blocks = self._in_blocks(node_id, leaf, loaded.get(blob.key))
-            if blocks is not None:
-                number = blocks.number_of(node_id, box)
-                wanted.append(_around(blocks, blob, number, box, coords))
-        tables = self._objects.stretches(wanted)
-        return {at: next(iter(found), None) for at, found in zip(due, tables, strict=False)}
-
-    def _leaves_in(
-        self,
-        node_id: bytes,
-        leaves: Sequence[PlacedLeaf],
-        loaded: Mapping[str, Any],
-        meets: Callable[[PlacedLeaf, Column, Column], BoolColumn],
-        narrow: Callable[[ChunkTable], ChunkTable],
-    ) -> list[ChunkTable]:
-        """The narrowed tables of the leaves, of which large ones are read in part.
-
-        `meets` tells which stretches have chunks that are wanted, by their bounds.
-        """
-        parts: dict[int, tuple[BlobRef, int, list[int]]] = {}
-        whole: list[tuple[BlobRef, Any]] = []
-        for at, leaf in enumerate(leaves):
-            blob = leaf.manifest.blob
-            blocks = self._in_blocks(node_id, leaf, loaded.get(blob.key))
-            if blocks is None or self._objects.has_tables(blob, node_id):
-                continue
-            number = blocks.number_of(node_id, leaf.part.box)
-            all_of_it = blocks.stretches(number)
-            some = slice(all_of_it.start, all_of_it.stop)
-            wanted = np.flatnonzero(meets(leaf, blocks.first[some], blocks.last[some]))
-            if 2 * len(wanted) > len(all_of_it):
-                whole.append((blob, Manifest))
-            else:
-                parts[at] = blob, number, (wanted + some.start).tolist()
-        more = self._objects.load_all(whole)
-        stretches = dict(zip(parts, self._objects.stretches([*parts.values()]), strict=True))
-        tables = []
-        for at, leaf in enumerate(leaves):
-            if at in stretches:
-                narrowed = tuple(narrow(table) for table in stretches[at])
-                joined = merge_layers([Layer(None, narrowed)]).table
-                tables.append(joined or narrow(ChunkTable.build(leaf.part.box, _NO_ROWS, [])))
-            else:
-                tables.append(narrow(self._leaf(node_id, leaf, {**loaded, **more})))
-        return tables
+    def _due_of(self, ref: ManifestRef, part: Part) -> list[tuple[BlobRef, Any]]:
+        """What to load for one chunk of a table; of a manifest that was asked often, all of it."""
+        due: list[tuple[BlobRef, Any]] = self._objects.due(ref, part)
+        if not due or not due[0][0].offset:
+            return due
+        asked = self._asked.setdefault(ref.blob.key, set())
+        asked.add(due[0][0].name)
+        return due if len(asked) <= _BLOCKS else self._objects.due(ref, part, whole=True)
 
     def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
         found: Overlay | None = self._objects.cache.find(self._overlay_name(node_id, after))
@@ -353,11 +197,34 @@ class SnapshotTables:
         self, sources: Sequence[TableSource], leaves: Sequence[tuple[BlobRef, Any]]
     ) -> dict[str, Any]:
         """The objects by key; missing ones are fetched in one round."""
-        due = [(s.blob, s.kind) for s in sources if not self._is_open(s)]
+        due = [one for source in sources for one in self._due_source(source)]
         return self._objects.load_all([*due, *leaves])
 
+    def _due_source(self, source: TableSource) -> list[tuple[BlobRef, Any]]:
+        """What to load for all tables of the node in a source."""
+        if source.manifest is None:
+            return [] if self._is_open(source) else [(source.blob, source.kind)]
+        due = (self._objects.due(source.manifest, part) for part in source.parts)
+        return [one for some in due for one in some]
+
+    def _due_places(self, places: Sequence[TablePlace]) -> list[tuple[BlobRef, Any]]:
+        """What to load for one chunk of these tables."""
+        due: list[tuple[BlobRef, Any]] = []
+        for place in places:
+            manifest = place.source.manifest
+            if manifest is None:
+                due += self._due_source(place.source)
+            else:
+                due += self._due_of(manifest, place.source.parts[place.number])
+        return due
+
     def _at_hand(self, source: TableSource) -> bool:
-        return self._is_open(source) or self._objects.has(source.blob, source.kind)
+        return all(self._objects.has(blob, kind) for blob, kind in self._due_source(source))
+
+    def _is_asked_little(self, source: TableSource) -> bool:
+        """Whether the source has several blocks, of which few were asked for."""
+        few = len(self._asked.get(source.blob.key, ())) < _BLOCKS
+        return few and source.manifest is not None and bool(source.manifest.places)
 
     def _is_open(self, source: TableSource) -> bool:
         """Whether it was fetched with the snapshot and lives as long as this view."""
@@ -395,7 +262,7 @@ class SnapshotTables:
         if not boxes:
             return []
         live = self._sources(node_id)
-        stacks = [Stack(apart, LEAF_ROWS) for _ in boxes]
+        stacks = [Stack(apart, _MERGED_ROWS) for _ in boxes]
         near = np.array([live.overlap(box) for box in boxes]).reshape(len(boxes), -1)
         due, steps = near.any(axis=0), list(live.in_order())
         places = [step for step in steps if isinstance(step, TablePlace)]
@@ -434,38 +301,22 @@ class SnapshotTables:
 
         It stays in memory only if `keep` is set; a table that is about to be merged need not.
         """
-        find = partial(self._part, node_id, source, number, loaded)
-        if (source.blob.key, node_id, source.position) not in self._checked:
-            find()
-        if keep:
-            return self._objects.table(source.blob, node_id, number, find)
-        known = self._objects.known_table(source.blob, node_id, number)
-        return Manifest.decode(*find()) if known is None else known
-
-    def _part(
-        self, node_id: bytes, source: TableSource, number: int, loaded: Mapping[str, Any]
-    ) -> tuple[Part, TableData]:
-        """The same, encoded; the object is among those loaded or opened."""
+        part = source.parts[number]
+        if source.manifest is not None:
+            return self._objects.table(source.manifest, part, loaded, keep=keep)
+        found: Delta | Digest
         found = self.opening[source.position] if self._is_open(source) else loaded[source.blob.key]
+        held = found.embedded if isinstance(found, Delta) else found.tables
         checked = source.blob.key, node_id, source.position
-        if isinstance(found, Delta | Digest):
-            manifest = found.embedded if isinstance(found, Delta) else found.tables
-        else:
-            manifest = cast(Manifest, found)
-        parts = manifest.of_node(node_id)
         if checked not in self._checked:
             if isinstance(found, Delta):
                 self._check(found, source.position)
-            self._check_parts(node_id, source, [part for part, _ in parts])
-        return parts[number]
-
-    def _check_parts(self, node_id: bytes, source: TableSource, parts: Sequence[Part]) -> None:
-        """Refuse a source whose tables of the node are others than the snapshot says."""
-        if tuple(parts) != source.parts:
-            raise CorruptObjectError(
-                f"{source.blob.key} has no chunk tables such as the snapshot says it has"
-            )
-        self._checked.add((source.blob.key, node_id, source.position))
+            if tuple(part for part, _ in held.of_node(node_id)) != source.parts:
+                raise CorruptObjectError(
+                    f"{source.blob.key} has no chunk tables such as the snapshot says it has"
+                )
+            self._checked.add(checked)
+        return self._objects.table_in(source.blob, part, partial(held.data, part), keep=keep)
 
     def _check(self, delta: Delta, position: int) -> None:
         """Refuse a delta that differs from its entry; checked once, not for each node."""
@@ -538,21 +389,13 @@ class SnapshotTables:
         """The sources in entries of the read list, by node and position; of one node or all."""
         found: dict[bytes, dict[int, list[TableSource]]] = {}
         for position, entry in enumerate(self.snapshot.deltas):
-            objects: list[tuple[BlobRef, Any, Sequence[Part]]] = [
-                (entry.log, Delta, entry.embedded),
-                *((ref.blob, Manifest, ref.parts) for ref in entry.manifests),
+            objects: list[tuple[BlobRef, Any, Sequence[Part], ManifestRef | None]] = [
+                (entry.log, Delta, entry.embedded, None),
+                *((ref.blob, Manifest, ref.parts, ref) for ref in entry.manifests),
             ]
-            for blob, kind, parts in objects:
+            for blob, kind, parts, manifest in objects:
                 wanted = ((part, part) for part in parts if only is None or part.node_id == only)
                 for node_id, of in by_node(wanted).items():
-                    source = TableSource(position, entry.last, blob, kind, tuple(of))
+                    source = TableSource(position, entry.last, blob, kind, tuple(of), manifest)
                     found.setdefault(node_id, {}).setdefault(position, []).append(source)
         return found
-
-
-def _around(
-    blocks: ManifestBlocks, blob: BlobRef, number: int, box: Box, coords: Coords
-) -> tuple[BlobRef, int, list[int]]:
-    """The stretch of the table of that number that may have the chunk, if there is one."""
-    stretch = blocks.stretch_at(number, box.ravel_one(coords))
-    return blob, number, [] if stretch is None else [stretch]

@@ -31,7 +31,7 @@ from zarr_manifests.engine.snapshot.base_pages import (
     PagedPaths,
     Paths,
 )
-from zarr_manifests.engine.snapshot.tables import BoolColumn, SnapshotTables
+from zarr_manifests.engine.snapshot.tables import SnapshotTables
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import (
     ChunkRef,
@@ -40,7 +40,6 @@ from zarr_manifests.format.chunk_table import (
     Unset,
     VirtualRef,
 )
-from zarr_manifests.format.columns import Column
 from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Base, Count, Node
@@ -262,7 +261,7 @@ class SnapshotView(SnapshotTables):
             if self._by_itself(node_id, coords, reach):
                 return self._reached(node_id, coords, reach, due)
             try:  # in one round with the leaf, which is probably needed as well
-                overlays, loaded = self._fetch(node_id, {after}, self._due_parts(node_id, due))
+                overlays, loaded = self._fetch(node_id, {after}, self._due_leaf(due))
             except CorruptObjectError:
                 self._damaged.add(node_id)
                 return self._reached(node_id, coords, reach, due)
@@ -278,7 +277,7 @@ class SnapshotView(SnapshotTables):
         cut = overlay.truncated
         if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
             return None
-        return self._in_leaf(node_id, coords, due, loaded)
+        return self._in_leaf(coords, due, loaded)
 
     def following(
         self, node_id: bytes, coords: Coords, most: int, grid: Box, *, fetch: bool = False
@@ -308,13 +307,13 @@ class SnapshotView(SnapshotTables):
         due = self._leaf_at(node_id, coords)
         if self._known_overlay(node_id, due[0].merged if due else 0) is None:
             return False
-        return all(self._is_leaf_at_hand(node_id, leaf, coords) for leaf in due)
+        return all(self._objects.has_table(leaf.manifest.blob, leaf.part) for leaf in due)
 
     def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
         """Whether to look the chunk up in the tables that contain it, without the rest of the node.
 
         Not if another chunk was looked up that way and this one needs more tables, unless a few
-        stretches of these will do; nor if all tables are in memory, since they are then merged and
+        blocks of these will do; nor if all tables are in memory, since they are then merged and
         kept. (If that fails because some are damaged, chunks that do not need these are still
         looked up.)
         """
@@ -331,42 +330,33 @@ class SnapshotView(SnapshotTables):
     def _reached(
         self, node_id: bytes, coords: Coords, reach: Reach, leaves: Sequence[PlacedLeaf]
     ) -> ChunkRef | None:
-        """Look the chunk up in the tables that contain it.
-
-        They are fetched in one round; of large ones only the directories, and then the stretches.
-        """
+        """Look the chunk up in the tables that contain it, which are fetched in one round."""
         due = leaves if reach.base else ()
-        loaded = self._load_around(reach.sources, self._due_parts(node_id, due))
-        pieces = self._pieces_around(node_id, coords, reach.places, due, loaded)
-        for at, place in enumerate(reach.places):
-            if at in pieces:
-                table = pieces[at]
-            else:
-                table = self._table(node_id, place.source, place.number, loaded)
-            ref = None if table is None else table.get(coords)
+        wanted = [*self._due_places(reach.places), *self._due_leaf(due)]
+        loaded = self._objects.load_all(wanted)
+        for place in reach.places:
+            table = self._table(node_id, place.source, place.number, loaded)
+            ref = table.get(coords)
             if ref is not None:
                 return None if isinstance(ref, Unset) else ref
-        return self._in_leaf(node_id, coords, due, loaded)
+        return self._in_leaf(coords, due, loaded)
 
     def _in_leaf(
-        self,
-        node_id: bytes,
-        coords: Coords,
-        leaves: Sequence[PlacedLeaf],
-        loaded: Mapping[str, Any],
+        self, coords: Coords, leaves: Sequence[PlacedLeaf], loaded: Mapping[str, Any]
     ) -> ChunkRef | None:
         for leaf in leaves:
-            table = self._leaf_around(node_id, leaf, coords, loaded)
-            ref = None if table is None else table.get(coords)
+            if not loaded and not self._objects.has_table(leaf.manifest.blob, leaf.part):
+                loaded = self._objects.load_all(self._due_leaf(leaves))
+            ref = self._leaf(leaf, loaded).get(coords)
             if isinstance(ref, Unset):
                 key = leaf.manifest.blob.key
                 raise CorruptObjectError(f"{key} is a leaf and has an unset row")
             return ref
         return None
 
-    def _due_parts(self, node_id: bytes, leaves: Sequence[PlacedLeaf]) -> list[tuple[BlobRef, Any]]:
+    def _due_leaf(self, leaves: Sequence[PlacedLeaf]) -> list[tuple[BlobRef, Any]]:
         """What is due first for one chunk of the leaves."""
-        return self._due_leaves(node_id, leaves, lambda _: True)
+        return [due for leaf in leaves for due in self._due_of(leaf.manifest, leaf.part)]
 
     def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
         self._check_leaves(node_id, len(coords))
@@ -402,21 +392,21 @@ class SnapshotView(SnapshotTables):
 
     def has_leaves(self, node_id: bytes, box: Box) -> bool:
         """Whether the node's leaves that overlap the box need no fetch."""
-        due = self._due_leaves(node_id, self.index.placed_in(node_id, box))
+        due = self._due_leaves(self.index.placed_in(node_id, box))
         return all(self._objects.has(blob, kind) for blob, kind in due)
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base whose boxes are wanted, without overlays."""
         due = [leaf for leaf in self.index.placed(node_id) if wanted(leaf.part.box)]
-        loaded = self._objects.load_all(self._due_leaves(node_id, due))
-        return [self._leaf(node_id, leaf, loaded) for leaf in due]
+        loaded = self._objects.load_all(self._due_leaves(due))
+        return [self._leaf(leaf, loaded) for leaf in due]
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that exist; None if there are none."""
         due = self.index.placed(node_id)
         afters = {0, *(leaf.merged for leaf in due)}
-        overlays, loaded = self._fetch(node_id, afters, self._due_leaves(node_id, due))
-        tables = [self._leaf(node_id, leaf, loaded) for leaf in due]
+        overlays, loaded = self._fetch(node_id, afters, self._due_leaves(due))
+        tables = [self._leaf(leaf, loaded) for leaf in due]
         if len(overlays) == 1:
             return fold(tables, overlays[0])
         leaves = [
@@ -438,19 +428,10 @@ class SnapshotView(SnapshotTables):
         ]
         sources = self._sources(node_id).where(any_at(coords, due), coords.shape[1])
         afters = {0, *(leaf.merged for leaf in due)}
-
-        def few(leaf: PlacedLeaf) -> bool:
-            return 2 * len(coords) < leaf.part.count
-
-        def meets(leaf: PlacedLeaf, first: Column, last: Column) -> BoolColumn:
-            box = leaf.part.box
-            index = np.sort(box.ravel(coords[((coords >= box.lo) & (coords < box.hi)).all(axis=1)]))
-            return np.asarray(index.searchsorted(first) < index.searchsorted(last, "right"))
-
-        first = self._due_leaves(node_id, due, few)
+        first = self._due_leaves(due)
         overlays, loaded = self._fetch_some(node_id, afters, sources, first, coords)
         over = {after: picked(overlay, coords) for after, overlay in overlays.items()}
-        tables = self._leaves_in(node_id, due, loaded, meets, lambda table: pick(table, coords))
+        tables = [pick(self._leaf(leaf, loaded), coords) for leaf in due]
         leaves = [
             Leaf(leaf.part.box, table, over[leaf.merged])
             for leaf, table in zip(due, tables, strict=True)
@@ -474,18 +455,9 @@ class SnapshotView(SnapshotTables):
             return None
         since = min(afters, default=0)
         sources = [s for s in self._sources(node_id).deciding(box) if s.last > since]
-        first = self._due_leaves(
-            node_id, due, lambda leaf: 2 * leaf.part.box.shared_size(box) < leaf.part.box.size
-        )
-        overlays, loaded = self._fetch_some(node_id, afters, sources, first)
+        overlays, loaded = self._fetch_some(node_id, afters, sources, self._due_leaves(due))
         over = {after: clipped(overlay, box) for after, overlay in overlays.items()}
-        tables = self._leaves_in(
-            node_id,
-            due,
-            loaded,
-            lambda leaf, first, last: leaf.part.box.meets(box, first, last),
-            lambda table: within(table, box),
-        )
+        tables = [within(self._leaf(leaf, loaded), box) for leaf in due]
         if len(over) == 1 and len(due) == len(placed):
             return fold(tables, *over.values())
         leaves = [

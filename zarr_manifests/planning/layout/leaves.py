@@ -342,8 +342,10 @@ EMPTY: Final = BaseIndex(())
 
 # --- splitting ---------------------------------------------------------------------------------
 
-LEAF_ROWS: Final = 1_000_000
-"""Most rows of a leaf; an array with more is split by box."""
+LEAF_ROWS: Final = 16_384
+"""Most rows of a leaf, which is read whole; an array with more is split by box."""
+TABLE_ROWS: Final = 1_000_000
+"""Most rows of a chunk table in a delta."""
 ENDLESS: Final = 2**62
 """Chunks of a leaf along an axis that is not split."""
 _SPARSEST: Final = 2**40

@@ -166,8 +166,9 @@ def _node_order(node: Node) -> PathOrder:
 
 def _restricted(ref: ManifestRef, places: Sequence[int]) -> ManifestRef:
     """The manifest with its parts at these positions only."""
-    merged = tuple(ref.merged[at] for at in places) if ref.merged else ()
-    return replace(ref, parts=tuple(ref.parts[at] for at in places), merged=merged)
+    merged = tuple(ref.merged[n] for n in places) if ref.merged else ()
+    at = tuple(ref.places[n] for n in places) if ref.places else ()
+    return replace(ref, parts=tuple(ref.parts[n] for n in places), merged=merged, places=at)
 
 
 def combined_refs(refs: Iterable[ManifestRef]) -> tuple[ManifestRef, ...]:
@@ -182,8 +183,8 @@ def _combined(refs: Sequence[ManifestRef]) -> ManifestRef:
     leaves = [leaf for ref in refs for leaf in ref.leaves()]
     merged = tuple(to for _, to in leaves)
     blob = next((ref.blob for ref in refs if ref.blob.copy is not None), refs[0].blob)
-    parts = tuple(part for part, _ in leaves)
-    return ManifestRef(blob, parts, merged if any(merged) else (), refs[0].packed_for)
+    parts, places = tuple(p for p, _ in leaves), tuple(at for ref in refs for at in ref.places)
+    return ManifestRef(blob, parts, merged if any(merged) else (), refs[0].packed_for, places)
 
 
 def _plan[Item: (Node, ManifestRef), Link: (NodePage, LeafPage)](

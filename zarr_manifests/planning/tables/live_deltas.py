@@ -20,7 +20,7 @@ import numpy.typing as npt
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta, Digest
-from zarr_manifests.format.manifest import Manifest, Part
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
@@ -67,6 +67,8 @@ class TableSource:
         The object's type.
     parts : tuple of Part
         The node's tables in it, oldest first.
+    manifest : ManifestRef, optional
+        The pointer, if it is a manifest.
     """
 
     position: int
@@ -74,6 +76,7 @@ class TableSource:
     blob: BlobRef
     kind: type[Delta] | type[Digest] | type[Manifest]
     parts: tuple[Part, ...]
+    manifest: ManifestRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

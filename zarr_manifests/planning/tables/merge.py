@@ -22,7 +22,10 @@ from zarr_manifests.format.columns import repeated
 from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
+from zarr_manifests.planning.layout.leaves import LEAF_ROWS, TABLE_ROWS
 
+_TABLES: Final = 64
+"""Tables of a delta that may be as small as leaves."""
 _COLUMNS: Final = ("index", "kind", "source", "number", "offset", "length", "crc32c")
 
 
@@ -212,6 +215,11 @@ def _sliced(table: ChunkTable, rows: slice) -> ChunkTable:
     dense = len(index) == table.box.size
     at = None if dense else index
     return ChunkTable(table.box, at, kind, source, *columns, table.sources, b"", virtual)
+
+
+def in_tables(table: ChunkTable) -> Iterator[ChunkTable]:
+    """The table in tables as large as leaves, or larger ones, if a delta would have too many."""
+    yield from split(table, min(max(len(table) // _TABLES, LEAF_ROWS), TABLE_ROWS))
 
 
 def split(table: ChunkTable, most_rows: int) -> Iterator[ChunkTable]:

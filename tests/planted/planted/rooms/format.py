@@ -36,16 +36,10 @@ FAULTS = [
         "_like_containers(data, most) < 0:",
     ),
     Fault(
-        "directories-not-verified",
-        "format/blocks.py",
-        "if crc32c_of_all(parts) != header.crc32c:",
-        "if header.crc32c < 0:",
-    ),
-    Fault(
         "blocks-not-verified",
-        "format/blocks.py",
-        "!= self.lengths[number] or crc32c(data) != self.crcs[number]:",
-        "!= self.lengths[number]:",
+        "format/manifest.py",
+        "!= ref.length or crc32c(data) != ref.crc32c:",
+        "!= ref.length:",
     ),
     Fault(
         "snapshots-of-other-repositories-accepted",
