@@ -200,8 +200,7 @@ class Repository:
         ----------
         update : mapping, optional
             Names to set, in one atomic operation. Values as in the metadata of a commit; at most
-            16 KiB in all. The first time, this adds a feature to the repository that earlier
-            versions of the package do not know: they refuse to open it then.
+            16 KiB in all.
         replace : bool, default False
             Drop all other names. By default they stay, also those that others set meanwhile.
 

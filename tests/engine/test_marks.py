@@ -11,7 +11,6 @@ import zarr
 
 import zarr_manifests as zm
 from in_order import in_order
-from inside import root_of
 from storages import Fault, FaultyStorage
 from stored import overtaking
 from zarr_manifests import Repository, Session
@@ -217,9 +216,7 @@ def test_marks_of_many_applications_outlive_the_snapshot_that_has_them(
     for app, version in expected.items():
         session.commit("empty", txn=(app, version))
     session.commit("empty", txn=("app 7", 8))
-    assert "marks-page" not in root_of(storage).features
     session.commit("one more", txn=("one more", 1))
-    assert "marks-page" in root_of(storage).features, "so those who do not know it do not write"
     session.commit("again", txn=("app 9", 10))
     expected |= {"one more": 1, "app 7": 8, "app 9": 10}
     repository = opened(storage)

@@ -20,7 +20,7 @@ from zarr_manifests.format.history_pages import History, HistoryEntries, History
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Base, Count, Node, NodeKind
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import HISTORY_PAGES, Branch, LogEntry, Root
+from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
@@ -329,7 +329,6 @@ class Line:
         self.log = (*self.log, entry)[-32:]
         write = self.version.to_bytes(16)
         config = Config()
-        features = (HISTORY_PAGES,) if self.history.pages else ()
         root = Root(
             REPOSITORY,
             self.version,
@@ -338,7 +337,6 @@ class Line:
             config,
             {"main": branch},
             log=self.log,
-            features=features,
         )
         self.storage.create(f"root/{self.version:020d}", root.bare().encode())
         found = self.storage.get_tagged("current").token if self.version > 1 else None

@@ -26,7 +26,6 @@ ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, INDEX, PAGE, DIGEST = 1, 2, 3, 4, 5, 6, 7
 MARKS, HISTORY = 9, 10
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
-FEATURES = {"marks-page", "merge", "history-pages", "zone-maps", "metadata"}
 SECTIONS = ("branches", "tags", "leases", "pending")
 LAST_MS = 253402300799999
 MOST_BYTES = {ROOT: 2**24, SNAPSHOT: 2**28}
@@ -332,7 +331,7 @@ class Reader:
         self.get_file = get_file
         self.copies = copies
         self.root = timed(open_object(get("current"), ROOT))
-        demand(all(name in FEATURES for name in self.root.get("features", [])), "features")
+        demand(not self.root.get("features"), "features")
         demand(all(0 <= at <= LAST_MS for _, at, *_ in self.root["log"]), "time of an operation")
 
     def follow(self, pointer: dict[str, Any], kind: int) -> dict[str, Any]:

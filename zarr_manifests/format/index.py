@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers, is_sound
-from zarr_manifests.format.records import POINTERS, BlobRef, MetadataObject, box_of, pointer
+from zarr_manifests.format.envelope import Fields, ObjectKind, check_numbers
+from zarr_manifests.format.records import BlobRef, MetadataObject, box_of, pointer
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import NODE_ID_BYTES
 
@@ -22,27 +22,14 @@ type LeafName = tuple[bytes, Box, str, int]
 """Identity of a leaf: node id, box, key and checksum of its manifest."""
 
 
-class UnknownIndex:
-    """An index of a kind that this package does not know: only its checksum is compared."""
-
-    @classmethod
-    def from_object(cls, data: bytes, ref: BlobRef) -> UnknownIndex:
-        """Check the bytes."""
-        if not is_sound(data, ref.length, ref.crc32c):
-            raise CorruptObjectError(f"{ref.key} does not match its checksum")
-        return cls()
-
-
 @dataclass(frozen=True, slots=True)
 class IndexDirectory(MetadataObject):
     """The stored bytes of leaves, newest last.
 
-    `zones` are pointers to the pages of zone maps, by node id. `others` are pointers to other
-    indexes of the branch, by name; writers keep them.
+    `zones` are pointers to the pages of zone maps, by node id.
     """
 
     entries: Mapping[LeafName, int]
-    others: Mapping[str, BlobRef] = field(default_factory=dict)
     zones: Mapping[bytes, BlobRef] = field(default_factory=dict)
 
     _KIND = ObjectKind.INDEX
@@ -54,7 +41,7 @@ class IndexDirectory(MetadataObject):
             [node_id, box.lo, box.hi, key, crc32c, nbytes]
             for (node_id, box, key, crc32c), nbytes in self.entries.items()
         ]
-        found: dict[str, Any] = {"entries": entries, "others": POINTERS.pack(self.others)}
+        found: dict[str, Any] = {"entries": entries}
         if self.zones:
             found["zones"] = [[n, self.zones[n].bare().pack()] for n in sorted(self.zones)]
         return found
@@ -80,4 +67,4 @@ class IndexDirectory(MetadataObject):
                     zones[node] = pointer(blob, "index.zones")
                 case _:
                     raise CorruptObjectError("index.zones: expected node and pointer")
-        return cls(entries, POINTERS.parse(fields, "others"), zones)
+        return cls(entries, zones)

@@ -80,13 +80,8 @@ WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560
 _WHO_CHARS: Final = 100
 _OTHER_COPY_BYTES: Final = 4 * 1024
-MARKS_PAGE: Final = "marks-page"
-HISTORY_PAGES: Final = "history-pages"
-MERGE: Final = "merge"
-ZONE_MAPS: Final = "zone-maps"
-METADATA: Final = "metadata"
-FEATURES: Final = (MARKS_PAGE, MERGE, HISTORY_PAGES, ZONE_MAPS, METADATA)
-"""The optional parts of the format that this package knows."""
+FEATURES: Final[tuple[str, ...]] = ()
+"""The additions to the format that this package knows."""
 _SECTIONS: Final = ("branches", "tags", "leases", "pending")
 _REPOSITORY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
@@ -434,7 +429,7 @@ class Root(Record):
     counters : mapping of str to int
         Counters of the whole repository.
     features : tuple of str
-        The optional parts of the format that the repository uses; never fewer than before.
+        The additions to the format that the repository uses.
     metadata : mapping of str to object
         Metadata of the repository as a whole.
     """
@@ -510,12 +505,6 @@ class Root(Record):
         """
         lineage = lineage_of(session)
         return any(lineage_of(lease.session) == lineage for lease in self.leases)
-
-    def with_feature(self, feature: str) -> Root:
-        """The same with this feature among those that readers need."""
-        if feature in self.features:
-            return self
-        return replace(self, features=(*self.features, feature))
 
     def with_log(self, entry: LogEntry) -> Root:
         """The same with one more operation; drops the oldest where the log gets too long.

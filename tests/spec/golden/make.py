@@ -34,9 +34,6 @@ from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.format.envelope import crc_of
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import (
-    FEATURES,
-    METADATA,
-    ZONE_MAPS,
     Lease,
     LogEntry,
     Page,
@@ -385,7 +382,6 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         pending=(PendingDeletion(line.put("snapshots", b"nor is this one"), 1),),
         collected=2,
         counters={"collections": 1, "counters of another time": 2},
-        features=tuple(name for name in FEATURES if name not in (ZONE_MAPS, METADATA)),
     ).with_log(entry)
     storage.create(f"root/{root.version:020d}", root.bare().encode())
     assert storage.cas("current", root.encode(), tagged.token) is not None
@@ -542,9 +538,8 @@ def expected(folder: Path, storage: MemoryStorage) -> dict[str, Any]:
     zones = {
         name: plain(found.zones(found.snapshot(refs[name][0]), found.branches()[name].get("index")))
         for name in sorted(found.branches())
-        if "zone-maps" in root["features"]
     }
-    more = {"zones": zones} if zones else {}
+    more = {"zones": zones} if any(zones.values()) else {}
     more |= {"metadata": plain(root["metadata"])} if "metadata" in root else {}
     return {"refs": refs, "snapshots": snapshots, "root": told, **more}
 

@@ -43,17 +43,7 @@ from zarr_manifests.format.history_pages import History, HistoryEntries, History
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import (
-    HISTORY_PAGES,
-    MARKS_PAGE,
-    MERGE,
-    ROOT_KEY,
-    ZONE_MAPS,
-    Branch,
-    LogEntry,
-    Root,
-    leaving,
-)
+from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root, leaving
 from zarr_manifests.format.snapshot import MOST_IN_SNAPSHOT, DigestEntry, MarksPage, Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.at_open import coordinate_ids, digest_from, make_digest, needs_digest
@@ -293,14 +283,6 @@ def _root_with(
     new = replace(root, branches={**root.branches, branch: moved})
     if version.left is not None:  # what it leaves may be older than where a search begins
         new = replace(new, swept=0)
-    if snapshot.history.pages:
-        new = new.with_feature(HISTORY_PAGES)
-    if snapshot.marks_page is not None:
-        new = new.with_feature(MARKS_PAGE)
-    if snapshot.merged is not None:
-        new = new.with_feature(MERGE)
-    if any(listed.zones is not None for listed in snapshot.deltas):
-        new = new.with_feature(ZONE_MAPS)
     copies = {each.key: each.data for each in (head, version.base) if each is not None}
     return new.with_log(entry).with_copies(copies, branch)
 

@@ -51,7 +51,7 @@ from zarr_manifests.engine.compact.write_leaves import (
     Written,
     write_in_tasks,
 )
-from zarr_manifests.engine.compact.zone_index import LeafZones, load_zones, paged_zones
+from zarr_manifests.engine.compact.zone_index import LeafZones, load_zones
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
 from zarr_manifests.engine.root.epochs import claim_compaction, overtaken
@@ -65,7 +65,7 @@ from zarr_manifests.engine.snapshot.totals import (
     sums_after,
 )
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import UNUSABLE
+from zarr_manifests.engine.snapshot.zones import UNUSABLE, index_directory
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
@@ -350,7 +350,7 @@ class _Work:
     def _writer(self) -> WriteLeaves:
         """Writes the new manifests: here, or in the tasks of `run`."""
         context, heap, keys = self._context, self._heap, self._keys
-        pages = paged_zones(context, self._root, self._root.branches[self._branch])
+        pages = index_directory(context, self._root.branches[self._branch].index).zones
         if self._run is not None:
             return write_in_tasks(context, heap, keys, pages, self._run, self._tell)
         zones = LeafZones.of(context, self._view, pages)

@@ -27,7 +27,6 @@ from zarr_manifests.engine.compact.zone_index import (
     LeafZones,
     NewPages,
     leaf_pages,
-    paged_zones,
     write_pages,
 )
 from zarr_manifests.engine.edit.bulk_chunks import stream_table
@@ -39,6 +38,7 @@ from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.snapshot.zones import index_directory
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
@@ -354,7 +354,7 @@ def _compute(
     tip = context.roots.branch(root, branch)
     view = context.open_branch(tip)
     contents, keys = SessionView(context, view), SessionKeys(root.version, context.runtime)
-    zones = LeafZones.of(context, view, paged_zones(context, root, tip))
+    zones = LeafZones.of(context, view, index_directory(context, tip.index).zones)
     work = _Measuring(context, contents, keys, zones, run)
     nodes = [node for _, node in sorted(view.nodes.items()) if node.array is not None]
     if paths is not None:
@@ -380,6 +380,6 @@ def statistics_of(
     skipped = why if isinstance(why, str) else ""
     if table is None or tip is None:
         return StatisticsReport(path, 0, 0, 0, skipped)
-    zones = LeafZones.of(context, view, paged_zones(context, root, tip))
+    zones = LeafZones.of(context, view, index_directory(context, tip.index).zones)
     known = sum(len(entries) for entries, _ in zones.of_leaf(node, table))
     return StatisticsReport(path, len(table), known, 0, skipped)

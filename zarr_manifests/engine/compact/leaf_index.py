@@ -7,8 +7,8 @@ index that is missing, outdated or unreadable counts as absent, so it makes no c
 A compaction calls `with_entries` in the swap that installs its leaves. A commit writes no leaves.
 
 Each branch of the root refers to a directory, or to none. The directory refers to pages of zone
-maps (`zones`) and to objects of other indexes (`others`). These are reachable, and nothing else
-under `indexes/` is. Index entries do not make the manifests they describe reachable.
+maps (`zones`). These are reachable, and nothing else under `indexes/` is. Index entries do not make
+the manifests they describe reachable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.index import IndexDirectory, LeafName
 from zarr_manifests.format.manifest import ManifestRef
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
+from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import no_array
 from zarr_manifests.planning.conflict.admission import Writer, admission
@@ -180,7 +180,7 @@ def with_entries(
     changed = {node_id for node_id, *_ in entries}
     leaves = live if known.zones or zones else ()
     paged, uploads = pages_after(context, keys, known.zones, zones or {}, changed, leaves, nodes)
-    directory = IndexDirectory({**kept, **entries}, known.others, paged)
+    directory = IndexDirectory({**kept, **entries}, paged)
     uploads.append(Upload(keys.next("indexes"), directory.encode()))
     return replace(branch, index=uploads[-1].ref.bare()), uploads
 
@@ -215,7 +215,6 @@ def add_to_index(
         moved, uploads = with_entries(context, tip, keys, {}, now.manifests, now.by_id, zones)
         creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
         context.runtime.parallel(creates)
-        new = replace(root, branches={**root.branches, branch: moved})
-        return new.with_feature(ZONE_MAPS) if zones else new
+        return replace(root, branches={**root.branches, branch: moved})
 
     context.roots.update(change, operation, branch, "", _ATTEMPTS)

@@ -19,13 +19,12 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import UNUSABLE, index_directory, usable
+from zarr_manifests.engine.snapshot.zones import UNUSABLE, usable
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.index import LeafName
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import ZONE_MAPS, Branch, Root
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.tables.merge import take, within
@@ -63,11 +62,6 @@ class NewPages:
 def load_zones(context: ReadContext, ref: BlobRef) -> Zones:
     """The zone maps at the pointer; none if they cannot be read."""
     return usable(context, ref, Zones) or Zones(())
-
-
-def paged_zones(context: ReadContext, root: Root, tip: Branch) -> Mapping[bytes, BlobRef]:
-    """The lists of pages of a branch's head, by node; nothing is read if there are no zone maps."""
-    return index_directory(context, tip.index).zones if ZONE_MAPS in root.features else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkTable, native_keys
 from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
-from zarr_manifests.format.index import IndexDirectory, UnknownIndex
+from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.records import BlobRef
@@ -131,7 +131,6 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
             yield from _manifests(value.manifests)
         case IndexDirectory():
             yield from (Link(blob, ZonePages) for blob in value.zones.values())
-            yield from (Link(blob, UnknownIndex) for blob in value.others.values())
         case ZonePages():
             yield from (Link(blob, Zones) for blob in value.blobs)
 

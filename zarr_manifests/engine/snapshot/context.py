@@ -24,7 +24,7 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError
 from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import METADATA, ROOT_KEY, Branch, Root
+from zarr_manifests.format.root import ROOT_KEY, Branch, Root
 from zarr_manifests.metrics import Meter, connect
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
@@ -280,7 +280,6 @@ def set_metadata(roots: Roots, metadata: Mapping[str, Any], *, keep: bool) -> di
                 "are allowed, since every commit writes it; store the rest as attributes of the "
                 "root group"
             )
-        changed = replace(root, metadata=new)
-        return changed.with_feature(METADATA) if new else changed
+        return replace(root, metadata=new)
 
     return metadata_of(roots.update(change, "set metadata", "", "", _ATTEMPTS).root)

@@ -52,7 +52,7 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.index import IndexDirectory, UnknownIndex
+from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, LogEntry, Root, known_ref
@@ -455,7 +455,7 @@ class _Clone:
             return seen
 
         def load(link: Link) -> Any:
-            ends = link.kind in (Manifest, Zones, UnknownIndex)
+            ends = link.kind in (Manifest, Zones)
             return None if ends else there.objects.load(link.ref, link.kind)
 
         branches = self.place.branches.values()
@@ -539,7 +539,6 @@ def _begun(
         source.deleted_tags,
         (LogEntry(version, now_ms, _OPERATION, "", "", operation_id).signed(by),),
         fence=version,
-        features=source.features,
         metadata=source.metadata,
     )
 
@@ -548,7 +547,7 @@ def _continued(
     root: Root, source: Root, branches: Mapping[str, Branch], tags: Mapping[str, BlobRef]
 ) -> Root:
     """The next root of a clone that has all its refs in itself, with these branches and tags."""
-    new = replace(
+    return replace(
         root,
         branches={**root.branches, **branches},
         tags={**root.tags, **tags},
@@ -558,6 +557,3 @@ def _continued(
         swept=0,
         metadata={**root.metadata, **source.metadata},
     )
-    for feature in source.features:
-        new = new.with_feature(feature)
-    return new

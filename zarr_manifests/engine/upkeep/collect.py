@@ -353,8 +353,6 @@ def _index_keys(context: ReadContext, pointer: BlobRef) -> set[str]:
         pages = context.objects.load_all(zones).values()
     except (CorruptObjectError, UnsupportedFormatError):
         return {info.key for info in context.storage.list("indexes/")}
-    if directory.others:  # indexes of an unknown kind
-        return {info.key for info in context.storage.list("indexes/")}
     blobs = (*directory.zones.values(), *(b for p in pages for b in p.blobs))
     return {pointer.key, *(blob.key for blob in blobs)}
 
