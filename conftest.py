@@ -27,6 +27,9 @@ settings.register_profile(
 settings.load_profile("zarr-manifests")
 
 os.environ["ZARR_MANIFESTS_WHO"] = ""  # so that commits are the same on every machine
+# Workers of Spark and other children of tests find what tests share, too.
+_SUPPORT = str(Path(__file__).parent / "tests" / "support")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_SUPPORT, os.environ.get("PYTHONPATH"))))
 
 # They are run by hand, and import one another as scripts do.
 collect_ignore = ["tests/benchmarks", "tests/api/virtual/make_icechunk.py"]
