@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
@@ -369,6 +369,7 @@ def kind_of(mine: str, theirs: str) -> ConflictKind:
     st.lists(st.sampled_from(sorted(ACTIONS)), min_size=1, max_size=3),
     st.lists(st.sampled_from(sorted(ACTIONS)), min_size=1, max_size=3),
 )
+@example(["make n/zarr.json opaque"], ["move g/x to n"])
 def test_orders_agree(one: list[str], two: list[str]) -> None:
     """Both or neither can be put on top of the other, and if so the result is the same."""
 

@@ -482,10 +482,12 @@ def _same_keys(mine: Changes, theirs: Changes) -> Iterator[_Found]:
 
 def _may_have(change: NodeChange, path: str, key: str) -> bool:
     """Whether a change of a node may have made the key belong to it."""
-    documents = change.before is None or change.after is None or change.documents.structure
+    was, now = change.before, change.after
+    moved = was is None or now is None or was.path != now.path
+    documents = moved or change.documents.structure
     if documents and key in {join(path, name) for name in DOCUMENTS}:
         return True
-    is_array = any(n is not None and n.array is not None for n in (change.before, change.after))
+    is_array = any(node is not None and node.array is not None for node in (was, now))
     return is_array and (documents or bool(change.documents.grown) or change.documents.shrunk)
 
 
