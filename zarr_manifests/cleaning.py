@@ -77,4 +77,4 @@ def _head(context: Context, branch: str) -> SnapshotView:
 def _overwrites(entry: DeltaEntry) -> bool:
     """Whether chunks were there before that it has changed, as far as is known."""
     rows = sum(part.count for part in entry.parts())
-    return entry.counts is None or rows != sum(count.chunks for count in entry.counts)
+    return rows != sum(count.chunks for count in entry.counts)

@@ -33,7 +33,7 @@ from zarr_manifests.engine.snapshot.context import (
     set_metadata,
 )
 from zarr_manifests.engine.snapshot.preload import RefsPreload
-from zarr_manifests.engine.snapshot.totals import totals_of
+from zarr_manifests.engine.snapshot.totals import totals_of, usage_of_array
 from zarr_manifests.errors import (
     HistoryExpiredError,
     InvalidArgumentError,
@@ -832,7 +832,7 @@ class Repository:
             found = self._refs.resolve(version)
             view = self._context.open_branch(found.at)
             if path is not None and not estimate:
-                return compact.leaf_index.counted_usage(self._context, view, path, found.branch)
+                return usage_of_array(view, path)
             usage = totals_of(view)
             if path is None:
                 return usage

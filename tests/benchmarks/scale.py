@@ -27,7 +27,6 @@ from storages import CountingStorage, Record
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.merge_leaves import encoded_base
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Count
 from zarr_manifests.format.records import BlobRef
@@ -108,15 +107,12 @@ class Layout:
         Bytes of the base: metadata, and the directory of leaves or of pages of it.
     pages : tuple of int
         Bytes of each page of the directory of leaves.
-    index : tuple of int
-        Bytes of each object of the index of initialized chunks.
     """
 
     chunks: int
     manifests: tuple[int, ...]
     base: int
     pages: tuple[int, ...]
-    index: tuple[int, ...]
 
     @property
     def passes(self) -> int:
@@ -131,7 +127,7 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of all these objects."""
-        return sum(self.manifests) + self.base + sum(self.pages) + sum(self.index)
+        return sum(self.manifests) + self.base + sum(self.pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +204,7 @@ def _layout(storage: CountingStorage, chunks: int) -> Layout:
     nodes = [record for record in made if record.key.startswith("nodes/")]
     nodes.sort(key=lambda record: int(record.key.rpartition("/")[2]))
     *pages, base = [record.nbytes for record in nodes]  # the base gets the last number
-    return Layout(chunks, tuple(sizes("manifests")), base, tuple(pages), tuple(sizes("indexes")))
+    return Layout(chunks, tuple(sizes("manifests")), base, tuple(pages))
 
 
 def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> Layout:
@@ -239,22 +235,21 @@ def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> La
     for planned in plan_manifests(config, {node.node_id: facts}, leaves).manifests:
         length = round(planned.refs * sum(sample.manifests) / sample.chunks * rng.normal(1, spread))
         blob = BlobRef(keys.next("manifests"), length, int(rng.integers(2**32)))
-        manifests.append(ManifestRef(blob, planned.leaves, (1,) * len(planned.leaves), "default"))
+        n = len(planned.leaves)
+        each = length // n
+        places = [(24 + at * each, each, int(rng.integers(2**32)), 0) for at in range(n)]
+        nbytes = [int(rng.normal(45_000, 10)) * leaf.count for leaf in planned.leaves]
+        manifests.append(
+            ManifestRef(blob, planned.leaves, (1,) * n, "default", tuple(places), tuple(nbytes))
+        )
     counts = (Count(node.node_id, chunks, chunks * 45_000),)
     whole = Base(tuple(view.nodes.values()), tuple(manifests), 1, counts)
     base, pages = encoded_base(workspace.context.objects, view, whole, keys, {})
-    held = [(part, ref.blob) for ref in manifests for part in ref.parts]
-    entries = {
-        (part.node_id, part.box, blob.key, blob.crc32c): int(rng.normal(45_000, 10)) * part.count
-        for part, blob in held
-    }
-    directory = IndexDirectory(entries).encode()
     return Layout(
         chunks,
         tuple(ref.blob.length for ref in manifests),
         len(base.data),
         tuple(len(page.data) for page in pages),
-        (len(directory),),
     )
 
 
@@ -266,21 +261,20 @@ def plan(chunks: int, sample: Scale, leaf_chunks: int = LEAF_ROWS) -> Scale:
     - `open` reads a copy of the base in the root: `d(base)` bytes.
     - `lookup` reads a page of the directory if there are any, and the manifest of one leaf.
     - `append` writes the root: `d(base)` bytes.
-    - `compact` reads the root twice, all pages and the index; it writes the root twice, the base,
-      a page and the index.
+    - `compact` reads the root twice, and all pages; it writes the root twice, the base and a page.
     - `rewrite` reads a manifest for every `AT_ONCE` refs that were imported, `imported` in all; it
       writes all objects, and the base once more in the root.
     - `collect` reads the root ten times, and all objects; it lists a thousand keys at a time.
     """
     old = sample.layout
     new = plan_layout(chunks, old, leaf_chunks)
-    base, index = new.base - old.base, sum(new.index) - sum(old.index)
+    base = new.base - old.base
     pages, all_pages = len(new.pages) - len(old.pages), sum(new.pages) - sum(old.pages)
     page = max(new.pages, default=0) - max(old.pages, default=0)
     paged = bool(new.pages) - bool(old.pages)
     refs = sum(new.manifests) - sum(old.manifests)
     imported = new.imported - old.imported
-    objects = len(new.manifests) + len(new.index) - len(old.manifests) - len(old.index)
+    objects = len(new.manifests) - len(old.manifests)
     listings = math.ceil(len(new.manifests) / _LISTED) - math.ceil(len(old.manifests) / _LISTED)
     of = sample.costs
     leaf = 0
@@ -292,14 +286,10 @@ def plan(chunks: int, sample: Scale, leaf_chunks: int = LEAF_ROWS) -> Scale:
         "open": of["open"].plus(read=base),
         "lookup": of["lookup"].plus(paged, read=page + leaf),
         "append": of["append"].plus(written=base),
-        "compact": of["compact"].plus(
-            pages, paged, 2 * base + all_pages + index, 3 * base + page + index
-        ),
-        "rewrite": of["rewrite"].plus(
-            imported, objects + pages, more, refs + 2 * base + all_pages + index
-        ),
+        "compact": of["compact"].plus(pages, paged, 2 * base + all_pages, 3 * base + page),
+        "rewrite": of["rewrite"].plus(imported, objects + pages, more, refs + 2 * base + all_pages),
         "collect": of["collect"].plus(
-            objects + pages, listings, refs + 11 * base + all_pages + index, 3 * base
+            objects + pages, listings, refs + 11 * base + all_pages, 3 * base
         ),
     }
     return Scale(new, costs)
@@ -333,15 +323,14 @@ def sized(nbytes: float) -> str:
 
 def kept(scales: Sequence[tuple[str, Scale]], prices: Prices) -> str:
     """What is stored, as a Markdown table."""
-    lines = ["| chunks | leaves | manifests | base | pages | index | $ a month |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    lines = ["| chunks | leaves | manifests | base | pages | $ a month |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
     for name, scale in scales:
         of = scale.layout
         month = of.nbytes / 1e9 * prices.gigabyte_month
         lines.append(
             f"| {name} | {len(of.manifests):,} | {sized(sum(of.manifests))} | {sized(of.base)} "
             f"| {f'{len(of.pages)} of {sized(max(of.pages))}' if of.pages else '-'} "
-            f"| {sized(sum(of.index))} "
             f"| {month:.2g} |"
         )
     return "\n".join(lines)

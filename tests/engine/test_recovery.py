@@ -64,7 +64,7 @@ def test_verification_finds_damage_of_objects_of_each_kind(
     of_kind: dict[str, list[str]] = {}
     for info in whole.list():
         of_kind.setdefault(info.key.partition("/")[0], []).append(info.key)
-    kinds = {"chunks", "deltas", "indexes", "manifests", "nodes", "pages", "snapshots"}
+    kinds = {"chunks", "deltas", "manifests", "nodes", "pages", "snapshots"}
     assert kinds < of_kind.keys()
     for keys in of_kind.values():
         for key, other in zip(keys if every else keys[-1:], keys[1:] + keys[:1], strict=False):

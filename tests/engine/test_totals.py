@@ -58,7 +58,7 @@ def sure(found: Amount, refs: int, nbytes: int) -> None:
     if found.nbytes_exact:
         assert found.nbytes == nbytes
     else:
-        assert found.nbytes is None or found.nbytes >= nbytes
+        assert found.nbytes >= nbytes
 
 
 def ids(repository: Repository, snapshot_id: str) -> dict[str, bytes]:

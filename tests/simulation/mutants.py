@@ -238,7 +238,7 @@ def amended_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_amends", lambda head: None)
 
 
-@mutant("Whatever exists can be named, although a collection deletes parts of it.", 0, "finders")
+@mutant("Whatever exists can be named, although a collection deletes parts of it.", 6, "finders")
 def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     def anywhere(context: Any, root: Any, snapshot_id: str) -> Any:
         ref = ancestry.snapshot_ref(context, snapshot_id)
@@ -247,7 +247,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(left_behind, "find_left", anywhere)
 
 
-@mutant("Refs can be restored from before the last collection.", 0)
+@mutant("Refs can be restored from before the last collection.", 7)
 def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_check_restorable", lambda root, version: None)
 
@@ -367,12 +367,12 @@ def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "_layers", without)
 
 
-@mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 24)
+@mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 11)
 def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
 
-@mutant("A repacking restores chunks that others have changed since it read them.", 431)
+@mutant("A repacking restores chunks that others have changed since it read them.", 352)
 def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
     def all_of_them(current: Any, moved: Any) -> list[Any]:
         return [(node_id, new) for node_id, _, new in moved]
@@ -396,7 +396,7 @@ def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "_is_shut_out", lambda *args: False)
 
 
-@mutant("A compactor continues although another has taken over.", 16)
+@mutant("A compactor continues although another has taken over.", 13)
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     def unclaimed(root: Any, *args: Any) -> Any:
         return admission.admission(replace(root, epochs={}), *args)
@@ -404,12 +404,12 @@ def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "admission", unclaimed)
 
 
-@mutant("A repacking from before the fence lands.", 328)
+@mutant("A repacking from before the fence lands.", 409)
 def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(repacking._Repacking, "_check_admitted", lambda *args: None)
 
 
-@mutant("A lease counts by the reader's clock, not by its existence.", 320)
+@mutant("A lease counts by the reader's clock, not by its existence.", 128)
 def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     refusal = epochs._refusal
 
@@ -421,7 +421,7 @@ def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(epochs, "_refusal", by_clock)
 
 
-@mutant("A collection deletes objects of sessions that hold a lease.", 48)
+@mutant("A collection deletes objects of sessions that hold a lease.", 114)
 def leases_not_honoured(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "leased_lineages", lambda leases: frozenset())
 
@@ -534,7 +534,7 @@ def recovered_without_a_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_renewed", unfenced)
 
 
-@mutant("A lease is relied on however long ago it was renewed.", 0)
+@mutant("A lease is relied on however long ago it was renewed.", 315)
 def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heartbeat.Term, "is_over", lambda self, runtime: False)
 

@@ -246,7 +246,8 @@ class Line:
             # Without live deltas nothing depends on it, and it may be left out.
             merged = tuple(leaf.merged for leaf in self.leaves[at : at + 2] if self.changes)
             blob = self.put("manifests", held.encode()[0])
-            refs_of.append(ManifestRef(blob, held.directory(), merged))
+            nbytes = tuple(int(table.length.sum()) for _, table in tables[at : at + 2])
+            refs_of.append(ManifestRef(blob, held.directory(), merged, nbytes=nbytes))
         counts = (Count(ARRAY, *self.base_count),) if any(self.base_count) else ()
         return Base(tuple(nodes), tuple(refs_of), self.base_sequence, counts)
 

@@ -11,6 +11,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise, zip_longest
 from math import prod
@@ -574,7 +575,10 @@ class Reader:
         for entry in snapshot["deltas"]:
             if entry.get("zones") is not None:
                 packed += self.zone_tables(entry["zones"])
-        directory = {} if index is None else self.follow(index, INDEX)
+        directory: dict[str, Any] = {}
+        if index is not None:
+            with suppress(FormatError, KeyError):  # a reader may do without it
+                directory = self.follow(index, INDEX)
         for node_id, pointer in directory.get("zones", ()):
             pages = self.follow(pointer, INDEX)
             demand(pages["type"] == "zone-pages" and pages["pages"], "pages of zone maps")
@@ -661,11 +665,9 @@ class Reader:
             demand(len(order) == nodes >= 1 and orphans in (0, 1), "nodes of a page")
             held = [part[0] for ref in page["manifests"] for part in ref["parts"]]
             demand(len(held) == leaves, "leaves of a page")
-            demand((page["counts"] is None) == (base["counts"] is None), "counts of a page")
             whole["nodes"] += page["nodes"]
             whole["manifests"] += page["manifests"]
-            if base["counts"] is not None:
-                whole["counts"] = whole["counts"] + page["counts"]
+            whole["counts"] = whole["counts"] + page["counts"]
             own += held
         for blob, node_id, leaves, lo, hi, oldest, newest in large:
             page = self.page_of_base(blob, base["sequence"])
@@ -706,9 +708,11 @@ class Reader:
             demand(len(leaves) == len(in_order), "parts of a manifest in pages")
             leaves.sort(key=lambda leaf: in_order.index(leaf[0]))
             parts, merged = [part for part, _ in leaves], [to for _, to in leaves]
-            at = {str(p): place for r in some for p, place in zip(r["parts"], r.get("places", []))}  # noqa: B905
-            places = [at[str(part)] for part in parts if at]
-            found.append({**some[0], "parts": parts, "merged": merged, "places": places})
+            joined = {**some[0], "parts": parts, "merged": merged}
+            for name in ("places", "bytes"):
+                at = {str(p): v for r in some for p, v in zip(r["parts"], r.get(name, []))}  # noqa: B905
+                joined[name] = [at[str(part)] for part in parts if at]
+            found.append(joined)
         return found
 
     def chunks(
@@ -733,6 +737,9 @@ class Reader:
             merged = merged_to(ref)
             for at, rows in self.manifest_rows(ref, node_id):
                 _, lo, hi, _ = ref["parts"][at]
+                held = [row for row in rows.values() if row is not None]
+                sizes = [len(row) if isinstance(row, bytes) else row[2] for row in held]
+                demand(ref["bytes"][at] == sum(sizes), "bytes of a leaf")
                 leaves.append((tuple(lo), tuple(hi), merged[at], rows))
         found: dict[Coords, Place] = {}
         for coords in {c for _, rows, _ in layers for c in rows} | together(
@@ -743,13 +750,11 @@ class Reader:
                 found[coords] = place
         return found
 
-    def count(self, snapshot: dict[str, Any], node_id: bytes) -> tuple[int, int] | None:
-        """Chunks of a node and their bytes, if that is known without its manifests."""
+    def count(self, snapshot: dict[str, Any], node_id: bytes) -> tuple[int, int]:
+        """Chunks of a node and their bytes, without its manifests."""
         base = self.base(snapshot)
         known = [base["counts"]]
         known += [e["counts"] for e in snapshot["deltas"] if e["last"] > base["sequence"]]
-        if any(counts is None for counts in known):
-            return None
         chunks = nbytes = 0
         for _, n, size, *how in [c for counts in known for c in counts if c[0] == node_id]:
             whole = bool(how and how[0] & 4)

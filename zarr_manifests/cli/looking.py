@@ -228,8 +228,6 @@ def _usage_text(usage: Usage) -> Iterator[object]:
 
 def _amount(amount: Amount) -> tuple[str, str]:
     chunks = f"{amount.chunks:,}" if amount.chunks_exact else f"<= {amount.chunks:,}"
-    if amount.nbytes is None:
-        return chunks, "?"
     nbytes = f"-{bytes_text(-amount.nbytes)}" if amount.nbytes < 0 else bytes_text(amount.nbytes)
     return chunks, nbytes if amount.nbytes_exact else f"<= {nbytes}"
 

@@ -58,7 +58,6 @@ CRC_FROM: Final = 12
 """Offset of the first byte that the checksum covers."""
 STORED, _ZSTD = 0, 1
 _ZSTD_LEVEL: Final = 3
-_PLACE_BYTES: Final = 8 * 1024
 
 
 class _Zstd(threading.local):
@@ -251,20 +250,6 @@ def frame(kind: ObjectKind, codec: int, nbytes: int, body: bytes) -> bytes:
 def compress(data: bytes) -> bytes:
     """The data as one zstd frame."""
     return _ZSTD_OF_THREAD.compressor.compress(data)
-
-
-def compress_by_place(data: bytes) -> bytes:
-    """The data as one zstd frame, smaller if what lies at its beginning differs from the rest.
-
-    Zstd would encode texts and random bytes with one table of symbols. Here each few kilobytes get
-    a table of their own.
-    """
-    frame = _ZSTD_OF_THREAD.compressor.compressobj(size=len(data))
-    packed = []
-    for start in range(0, len(data), _PLACE_BYTES):
-        packed.append(frame.compress(data[start : start + _PLACE_BYTES]))
-        packed.append(frame.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK))
-    return b"".join((*packed, frame.flush()))
 
 
 def crc_of(data: bytes) -> int:

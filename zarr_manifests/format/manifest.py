@@ -28,7 +28,7 @@ from zarr_manifests.format.envelope import (
     are,
     check_numbers,
     check_texts,
-    compress_by_place,
+    compress,
     decode,
     decompress,
     encode,
@@ -129,12 +129,14 @@ class ManifestRef(Record):
         In a base: name of the manifest set it was packed for; empty for none.
     places : tuple of (int, int, int, int)
         Where each part's table is in the object; empty if that is read whole.
+    nbytes : tuple of int
+        In a base: the bytes of the chunks of each part.
 
     Raises
     ------
     CorruptObjectError
-        If `merged` or `places` is not empty and has not one item for each part, or a place is not
-        in the object.
+        If `merged`, `places` or `nbytes` is not empty and has not one item for each part, or a
+        place is not in the object.
     """
 
     blob: BlobRef
@@ -142,6 +144,7 @@ class ManifestRef(Record):
     merged: tuple[int, ...] = ()
     packed_for: str = ""
     places: tuple[Place, ...] = ()
+    nbytes: tuple[int, ...] = ()
 
     _FIELDS = (
         ("blob", "blob", COPIED),
@@ -149,12 +152,14 @@ class ManifestRef(Record):
         ("merged", "merged", NUMBERS.left_out()),
         ("set", "packed_for", _SET),
         ("places", "places", Stored(_places).left_out()),
+        ("bytes", "nbytes", NUMBERS.left_out()),
     )
 
     def __post_init__(self) -> None:
-        if any(of and len(of) != len(self.parts) for of in (self.merged, self.places)):
-            raise CorruptObjectError(f"{self.blob.key}: expected a sequence for each part")
-        check_numbers(self.blob.key, *self.merged)
+        columns = self.merged, self.places, self.nbytes
+        if any(of and len(of) != len(self.parts) for of in columns):
+            raise CorruptObjectError(f"{self.blob.key}: expected one number for each part")
+        check_numbers(self.blob.key, *self.merged, *self.nbytes)
         check_texts(self.blob.key, self.packed_for)
         for offset, length, crc, number in self.places:
             within = HEADER_BYTES <= offset < offset + length <= self.blob.length
@@ -168,6 +173,10 @@ class ManifestRef(Record):
     def merged_to(self, part: Part) -> int:
         """The sequence up to which the part includes all changes."""
         return self.merged[self._numbers[part]] if self.merged else 0
+
+    def bytes_of(self, part: Part) -> int:
+        """The bytes of the part's chunks, in a base."""
+        return self.nbytes[self._numbers[part]]
 
     @cached_property
     def _numbers(self) -> Mapping[Part, int]:
@@ -218,7 +227,7 @@ class Block:
     def pack(self, *, alone: bool) -> bytes:
         """The bytes; compressed, if the block is to be read alone and that makes it smaller."""
         raw = pack(self.tables)
-        packed = compress_by_place(raw) if alone else raw
+        packed = compress(raw) if alone else raw
         smaller = len(packed) < len(raw) <= expanded_at_most(packed)
         return _ZSTD + packed if smaller else _RAW + raw
 

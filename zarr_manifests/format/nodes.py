@@ -80,7 +80,7 @@ class Count:
     counted: int = Counted.EXACT
 
 
-def check_counts(counts: Sequence[Count] | None, *, least: int = -_MOST) -> None:
+def check_counts(counts: Sequence[Count], *, least: int = -_MOST) -> None:
     """Raise for invalid counts, including those below `least`.
 
     Raises
@@ -89,24 +89,20 @@ def check_counts(counts: Sequence[Count] | None, *, least: int = -_MOST) -> None
         If a node occurs twice, or a number is out of range.
     """
     seen = set()
-    for count in counts or ():
+    for count in counts:
         seen.add(count.node_id)
         within = least <= count.chunks <= _MOST and least <= count.nbytes <= _MOST
         if not within or count.counted not in _FLAGS or len(count.node_id) != NODE_ID_BYTES:
             raise CorruptObjectError("counts: an invalid id, number or flag")
-    if len(seen) != len(counts or ()):
+    if len(seen) != len(counts):
         raise CorruptObjectError("counts: a node occurs twice")
 
 
-def _pack(counts: Sequence[Count] | None) -> list[Any] | None:
-    if counts is None:
-        return None
+def _pack(counts: Sequence[Count]) -> list[Any]:
     return [[c.node_id, c.chunks, c.nbytes, *([c.counted] if c.counted else [])] for c in counts]
 
 
-def _parse(fields: Fields, name: str) -> tuple[Count, ...] | None:
-    if not fields.has(name):
-        return None
+def _parse(fields: Fields, name: str) -> tuple[Count, ...]:
     counts: list[Count] = []
     for value in fields.items(name):
         match value:
@@ -122,7 +118,6 @@ def _parse(fields: Fields, name: str) -> tuple[Count, ...] | None:
 
 
 COUNTS: Final = Stored(_parse, _pack)
-"""Counts, or nil if they are unknown."""
 
 
 # --- nodes -------------------------------------------------------------------------------------
@@ -393,8 +388,8 @@ class Base(MetadataObject):
         The leaves, each with the sequence it is merged to, except those in pages.
     sequence : int
         Sequence of the newest change in `nodes`; of a page, when it was written.
-    counts : tuple of Count or None
-        Chunks of each node as of `sequence`, except those in pages; None if unknown.
+    counts : tuple of Count
+        Chunks of each node as of `sequence`, except those in pages.
     pages : tuple of NodePage
         The pages with all nodes and their leaves, in their order; empty if they are in here.
     leaf_pages : tuple of LeafPage
@@ -410,7 +405,7 @@ class Base(MetadataObject):
     nodes: tuple[Node, ...]
     manifests: tuple[ManifestRef, ...]
     sequence: int = 0
-    counts: tuple[Count, ...] | None = None
+    counts: tuple[Count, ...] = ()
     pages: tuple[NodePage, ...] = ()
     leaf_pages: tuple[LeafPage, ...] = ()
 

@@ -113,8 +113,8 @@ class DeltaEntry(Record):
         The manifests with its other chunk tables.
     coordinates : bool
         Whether chunk tables of coordinates are embedded in it.
-    counts : tuple of Count or None
-        By how much it changes the number of chunks of each node; None if unknown.
+    counts : tuple of Count
+        By how much it changes the number of chunks of each node.
     zones : BlobRef or None
         Zone maps of chunks that it sets, if there are any.
 
@@ -131,7 +131,7 @@ class DeltaEntry(Record):
     embedded: tuple[Part, ...]
     manifests: tuple[ManifestRef, ...]
     coordinates: bool = False
-    counts: tuple[Count, ...] | None = None
+    counts: tuple[Count, ...] = ()
     zones: BlobRef | None = None
 
     _FIELDS = (

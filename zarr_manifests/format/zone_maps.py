@@ -17,8 +17,8 @@ entries in an object is bounded before any is decoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ from zarr_manifests.format.envelope import (
     pack,
     unpack,
 )
-from zarr_manifests.format.records import BlobRef, MetadataObject, Stored, box_of
+from zarr_manifests.format.records import BlobRef, MetadataObject, Stored, box_of, pointer
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES
 
@@ -504,3 +504,29 @@ class ZonePages(MetadataObject):
         if bounds.value.get("n") != len(pages):
             raise CorruptObjectError("the pages of a zone map contradict their bounds")
         return cls(fields.binary("meaning", MEANING_BYTES), tuple(pages), Bounds.parse(bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexDirectory(MetadataObject):
+    """Pointers to the pages of zone maps, by node id; a branch names it, outside snapshots."""
+
+    zones: Mapping[bytes, BlobRef] = field(default_factory=dict)
+
+    _KIND = ObjectKind.INDEX
+    _TYPE = "directory"
+
+    def pack(self) -> dict[str, Any]:
+        """As a map for msgpack."""
+        return {"zones": [[node, self.zones[node].bare().pack()] for node in sorted(self.zones)]}
+
+    @classmethod
+    def parse(cls, fields: Fields) -> IndexDirectory:
+        """From a map that `pack` made."""
+        zones = {}
+        for value in fields.items("zones"):
+            match value:
+                case [bytes(node), blob] if len(node) == NODE_ID_BYTES:
+                    zones[node] = pointer(blob, "index.zones")
+                case _:
+                    raise CorruptObjectError("index.zones: expected node and pointer")
+        return cls(zones)

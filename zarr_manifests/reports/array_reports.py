@@ -187,8 +187,8 @@ class Usage(Report):
         return self.total.chunks
 
     @property
-    def nbytes(self) -> int | None:
-        """Bytes of all of them; None if unknown."""
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
         return self.total.nbytes
 
     @property

@@ -182,7 +182,7 @@ class Pages:
             rows=rows[:_NODES],
             is_cut=len(rows) > _NODES,
             sizes={array.path.strip("/"): array for array in usage.arrays},
-            most=max((array.total.nbytes or 0 for array in usage.arrays), default=0),
+            most=max((array.total.nbytes for array in usage.arrays), default=0),
             usage=usage,
         )
 

@@ -71,7 +71,7 @@ def joined(base: Base, pages: Pages) -> tuple[object, ...]:
     return (
         sorted((n for page in every for n in page.nodes), key=lambda one: one.path),
         {ref.blob.key: sorted(map(str, ref.leaves())) for ref in refs},
-        sorted(c.node_id for page in every for c in page.counts or ()),
+        sorted(c.node_id for page in every for c in page.counts),
     )
 
 
@@ -91,7 +91,7 @@ def bases(draw: st.DrawFn, sequence: int = 2) -> Base:
         leaves = draw(st.lists(place, min_size=1, max_size=6, unique=True))
         refs.append(manifest(number, leaves))
     counts = tuple(Count(one.node_id, 1, 2) for one in nodes[::2])
-    return Base(tuple(nodes), tuple(refs), sequence, draw(st.sampled_from([counts, None])))
+    return Base(tuple(nodes), tuple(refs), sequence, draw(st.sampled_from([counts, ()])))
 
 
 @given(bases(), bases(sequence=3))

@@ -53,13 +53,12 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
 from zarr_manifests.format.delta import Delta
 from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
-from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Base, NodeKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COMPACTOR, ROOT_KEY, Branch, Lease, Root
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.format.zone_maps import ZonePages
+from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages
 from zarr_manifests.ids import crc32c, session_of, session_start, snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.session import Session

@@ -11,7 +11,6 @@ from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests.engine.compact import compute_statistics as compute_statistics
-    from zarr_manifests.engine.compact import leaf_index as leaf_index
     from zarr_manifests.engine.compact import manifest_layout as manifest_layout
     from zarr_manifests.engine.compact import outcomes as outcomes
     from zarr_manifests.engine.compact import repack_chunks as repack_chunks
@@ -21,6 +20,5 @@ else:
         "compute_statistics",
         "manifest_layout",
         "outcomes",
-        "leaf_index",
         "repack_chunks",
     )

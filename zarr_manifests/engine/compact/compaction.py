@@ -35,7 +35,6 @@ from zarr_manifests.engine.commit.landing import (
     rewritten,
     tell_landed,
 )
-from zarr_manifests.engine.compact.leaf_index import Presence, with_entries
 from zarr_manifests.engine.compact.merge_leaves import (
     NodeMerge,
     Pending,
@@ -51,7 +50,7 @@ from zarr_manifests.engine.compact.write_leaves import (
     Written,
     write_in_tasks,
 )
-from zarr_manifests.engine.compact.zone_index import LeafZones, load_zones
+from zarr_manifests.engine.compact.zone_index import LeafZones, load_zones, with_zones
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
 from zarr_manifests.engine.root.epochs import claim_compaction, overtaken
@@ -60,6 +59,7 @@ from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
 from zarr_manifests.engine.snapshot.totals import (
     counts_of_base,
+    exact_amount,
     node_facts,
     pending_rows,
     sums_after,
@@ -170,8 +170,7 @@ class _Work:
         self._old_base = BaseIndex(view.manifests)
         rules = context.config.chunk_manifests.rules
         counted = any(rule.initialized_chunks is not None for rule in rules)
-        exact = Presence(context, view, branch).count if counted else None
-        self._facts = node_facts(view, self._old_base, exact)
+        self._facts = node_facts(view, self._old_base, exact_amount if counted else None)
         self._merges: Mapping[bytes, NodeMerge] = {}
         self._heap = Heap(view, self._old_base, (), context.meter)
         self._commit_id = b""
@@ -279,16 +278,16 @@ class _Work:
             base=self._base,
             deltas=deltas,
             digests=self._moved_digests(before),
-            sums=sums_after(current, (self._counts, self._manifests, self._sequence), deltas),
+            sums=sums_after(current, self._counts, self._sequence, deltas),
         )
         pages, merged = merged_pages(context, before.history, tip.floor, keys)
         self._written = [log, *merged]
         index: list[Upload] = []
-        if self._done.entries:
-            # On top of the index as it is now: somebody may have built it in the meantime.
+        if self._done.zones or (self._done.nodes and tip.index is not None):
+            # On top of the index as it is now: somebody may have added to it in the meantime.
             done, nodes = self._done, current.by_id
-            added = done.entries, self._manifests, nodes, done.zones
-            tip, index = with_entries(context, tip, keys, *added)
+            added = done.nodes, self._manifests, nodes, done.zones
+            tip, index = with_zones(context, tip, keys, *added)
         return NextVersion(
             current,
             snapshot,
@@ -340,7 +339,7 @@ class _Work:
         self._tell(0)
         self._done, self._manifests = done, tuple(done.manifests)
         self._sequence, index = view.snapshot.sequence, BaseIndex(done.manifests)
-        self._counts = counts_of_base(view, index, self._settled(index), done.entries)
+        self._counts = counts_of_base(view, index, self._settled(index))
         nodes = tuple(node for _, node in sorted(view.nodes.items()))
         whole = Base(nodes, self._manifests, self._sequence, self._counts)
         base, pages = encoded_base(context.objects, view, whole, self._keys, done.copies)

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.decoding import BulkDecoder
-from zarr_manifests.engine.compact.leaf_index import add_to_index
 from zarr_manifests.engine.compact.zone_index import (
     LeafPages,
     LeafZones,
     NewPages,
+    add_to_index,
     leaf_pages,
     write_pages,
 )

@@ -23,9 +23,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import tallied_reads
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
-from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.index import LeafName
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
@@ -49,8 +47,8 @@ class Written:
     ----------
     manifests : sequence of ManifestRef
         The base's directory; of a step, its manifests in the order in which they were planned.
-    entries : dict of LeafName to int
-        The stored bytes of the new leaves, for the index.
+    nodes : set of bytes
+        The nodes of the new leaves.
     copies : dict of str to bytes
         The small manifests with coordinates, by key.
     zones : dict of bytes to NewPages
@@ -60,7 +58,7 @@ class Written:
     """
 
     manifests: Sequence[ManifestRef] = ()
-    entries: dict[LeafName, int] = field(default_factory=dict)
+    nodes: set[bytes] = field(default_factory=set)
     copies: dict[str, bytes] = field(default_factory=dict)
     zones: dict[bytes, NewPages] = field(default_factory=dict)
     refs: int = 0
@@ -70,7 +68,7 @@ class Written:
 
     def add(self, more: Written) -> None:
         """Add what a step has written; its manifests replace others, which callers do."""
-        self.entries |= more.entries
+        self.nodes |= {part.node_id for ref in more.manifests for part in ref.parts}
         self.copies |= more.copies
         self.add_zones(more.zones)
         self.manifests_written += len(more.manifests)
@@ -185,32 +183,27 @@ class LeavesHere:
         keys = [self._keys.next("manifests") for _ in planned]
         left = [len(one.leaves) for one in planned]
         made: list[dict[Part, _Leaf]] = [{} for _ in planned]
-        done: dict[int, tuple[ManifestRef, list[_Leaf], bytes]] = {}
+        done: dict[int, tuple[ManifestRef, bytes]] = {}
         result = Written()
         for batch in self._batches(planned):
             for (number, leaf), encoded in zip(batch, self._encoded(index, batch), strict=True):
                 made[number][leaf] = encoded
                 left[number] -= 1
             full = [i for i in dict.fromkeys(number for number, _ in batch) if not left[i]]
-            calls = []
-            for i in full:
-                leaves = [made[i].pop(leaf) for leaf in planned[i].leaves]
-                calls.append(partial(self._upload, keys[i], leaves, planned[i].set_name))
-            for i, (ref, leaves, copy) in zip(
-                full, self._context.runtime.parallel(calls), strict=True
+            ready = {i: [made[i].pop(leaf) for leaf in planned[i].leaves] for i in full}
+            calls = [
+                partial(self._upload, keys[i], of, planned[i].set_name) for i, of in ready.items()
+            ]
+            for (i, leaves), (ref, copy) in zip(
+                ready.items(), self._context.runtime.parallel(calls), strict=True
             ):
                 own = ((one.part.node_id, ref.blob, one.part.box, one.zones) for one in leaves)
                 result.add_zones(write_pages(self._context, self._keys, own, self._zones.pages))
-                done[i] = ref, [replace(leaf, zones=[]) for leaf in leaves], copy
+                done[i] = ref, copy
             self._tell(sum(leaf.count for _, leaf in batch))
         ordered = [done[i] for i in range(len(planned))]
-        result.entries = {
-            (leaf.part.node_id, leaf.part.box, ref.blob.key, ref.blob.crc32c): leaf.stored_bytes
-            for ref, leaves, _ in ordered
-            for leaf in leaves
-        }
-        result.manifests = [ref for ref, _, _ in ordered]
-        result.copies = {ref.blob.key: copy for ref, _, copy in ordered if copy}
+        result.manifests = [ref for ref, _ in ordered]
+        result.copies = {ref.blob.key: copy for ref, copy in ordered if copy}
         result.bytes_written = sum(ref.blob.length for ref in result.manifests)
         return result
 
@@ -268,27 +261,21 @@ class LeavesHere:
 
     def _upload(
         self, key: str, leaves: Sequence[_Leaf], set_name: str
-    ) -> tuple[ManifestRef, list[_Leaf], bytes]:
-        """Write a manifest; return its pointer, the leaves without their data, and a copy."""
+    ) -> tuple[ManifestRef, bytes]:
+        """Write a manifest; return its pointer, and a copy if it is to be at hand."""
         manifest = Manifest(tuple((leaf.part, leaf.data) for leaf in leaves))
         data, places = manifest.encode()
         self._context.objects.create(key, data)
         merged_to = (self._heap.view.snapshot.sequence,) * len(leaves)
         blob = BlobRef.to(key, data)
-        ref = ManifestRef(blob, manifest.directory(), merged_to, set_name, places)
+        nbytes = tuple(leaf.stored_bytes for leaf in leaves)
+        ref = ManifestRef(blob, manifest.directory(), merged_to, set_name, places, nbytes)
         is_wanted = any(self._facts[leaf.part.node_id].is_coordinate for leaf in leaves)
         copy = data if is_wanted and len(data) <= _KEPT_BYTES else b""
-        return ref, [replace(leaf, data=b"") for leaf in leaves], copy
+        return ref, copy
 
 
 def leaf_table(context: ReadContext, heap: Heap, leaf: PlacedLeaf) -> ChunkTable:
     """The table of a leaf of the base."""
-    part, blob = leaf.part, leaf.manifest.blob
-
-    def decode() -> ChunkTable:
-        for held, data in context.objects.load(blob, Manifest).parts:
-            if held == part:
-                return Manifest.decode(held, data)
-        raise CorruptObjectError(f"{blob.key} has no chunk tables such as the snapshot says it has")
-
-    return heap.recent.obtain((blob.key, part.node_id, leaf.manifest.parts.index(part)), decode)
+    decode = partial(context.objects.table, leaf.manifest, leaf.part, {}, keep=False)
+    return heap.recent.obtain((leaf.manifest.blob.key, leaf.part), decode)

@@ -4,6 +4,10 @@ A compaction has the table of each new leaf at hand, so entries whose addresses 
 leaf's pages, whether they come from commits or from pages of older leaves. Invariants: an array
 without entries costs no request; entries of one leaf are in memory at a time; what cannot be read
 counts as absent; the swap that installs pages reads the branch's index again at every attempt.
+
+A compaction calls `with_zones` in the swap that installs its leaves. A commit writes no leaves.
+Each branch of the root refers to a directory, or to none. The directory refers to pages of zone
+maps. These are reachable, and nothing else under `indexes/` is.
 """
 
 from __future__ import annotations
@@ -17,21 +21,32 @@ import numpy as np
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.root.epochs import fenced
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import UNUSABLE, usable
+from zarr_manifests.engine.snapshot.zones import UNUSABLE, index_directory, usable
+from zarr_manifests.errors import NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.index import LeafName
-from zarr_manifests.format.manifest import Part
+from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZonePages, Zones, ZoneTable
+from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.format.zone_maps import (
+    Bounds,
+    IndexDirectory,
+    ZonePage,
+    ZonePages,
+    Zones,
+    ZoneTable,
+)
 from zarr_manifests.grid import Box
+from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.tables.merge import take, within
 from zarr_manifests.planning.upkeep.garbage import parts
 from zarr_manifests.planning.zones.meaning import Meaning, in_pages, like, merged, taken, valid
 
 _OBJECT_BYTES: Final = 1 << 20
+_ATTEMPTS: Final = 100
 
 type LeafPages = tuple[bytes, BlobRef | None, Box, Sequence[tuple[ZoneTable, bool]]]
 """Node id, manifest and box of a leaf, and its pages; without a manifest, of chunks in no leaf."""
@@ -178,7 +193,7 @@ def pages_after(
     known: Mapping[bytes, BlobRef],
     new: Mapping[bytes, NewPages],
     changed: Collection[bytes],
-    live_leaves: Iterable[LeafName],
+    manifests: Iterable[ManifestRef],
     nodes: Mapping[bytes, Node],
 ) -> tuple[dict[bytes, BlobRef], list[Upload]]:
     """The pointers of an index with new pages, and the lists of pages to upload.
@@ -188,7 +203,9 @@ def pages_after(
     `nodes` lose their pages.
     """
     found, uploads = dict(known), list[Upload]()
-    live = {(node_id, key, crc) for node_id, _, key, crc in live_leaves}
+    live = {
+        (part.node_id, ref.blob.key, ref.blob.crc32c) for ref in manifests for part in ref.parts
+    }
     stay = {node_id for node_id, _, _ in live}.difference(changed)
     for node_id in sorted({*new, *(known.keys() - stay)}):
         pointer, more, node = found.pop(node_id, None), new.get(node_id), nodes.get(node_id)
@@ -245,3 +262,62 @@ def _without_doubles(rows: Sequence[tuple[ZonePage, Bounds]]) -> list[tuple[Zone
             others.append(page)
         kept.append((page, bounds))
     return kept
+
+
+# --- the index of a branch ----------------------------------------------------------------------
+
+
+def with_zones(
+    context: ReadContext,
+    branch: Branch,
+    keys: SessionKeys,
+    changed: Collection[bytes],
+    manifests: Iterable[ManifestRef],
+    nodes: Mapping[bytes, Node],
+    zones: Mapping[bytes, NewPages],
+) -> tuple[Branch, list[Upload]]:
+    """Add pages of zone maps, by node, to the branch's index.
+
+    Returns the branch, and the objects to upload, of which the directory is the last. `changed` are
+    the nodes with new leaves, `manifests` those of the branch's base, and `nodes` those of its
+    head.
+    """
+    known = index_directory(context, branch.index).zones
+    paged, uploads = pages_after(context, keys, known, zones, changed, manifests, nodes)
+    uploads.append(Upload(keys.next("indexes"), IndexDirectory(paged).encode()))
+    return replace(branch, index=uploads[-1].ref.bare()), uploads
+
+
+def add_to_index(
+    context: Context,
+    branch: str,
+    view: SnapshotView,
+    keys: SessionKeys,
+    operation: str,
+    zones: Mapping[bytes, NewPages],
+) -> None:
+    """Swap in the branch with these pages of zone maps, by node, in its index.
+
+    `view` is the head that they were made on.
+
+    Raises
+    ------
+    FencedError
+        If a collection has shut this out.
+    NotFoundError
+        If the branch was deleted.
+    """
+
+    def change(root: Root) -> Root:
+        if admission(root, Writer(keys.start)) is not None:
+            raise fenced(root, keys.start, f"{operation!r}", "Nothing was changed; do it again")
+        tip = root.branches.get(branch)
+        if tip is None:
+            raise NotFoundError(f"{operation}: branch {branch!r} was deleted; nothing was added")
+        now = view if tip.head.key == view.ref.key else context.open_branch(tip)
+        moved, uploads = with_zones(context, tip, keys, (), now.manifests, now.by_id, zones)
+        creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
+        context.runtime.parallel(creates)
+        return replace(root, branches={**root.branches, branch: moved})
+
+    context.roots.update(change, operation, branch, "", _ATTEMPTS)

@@ -48,13 +48,12 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkTable, native_keys
 from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
-from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import LogEntry, Root
 from zarr_manifests.format.snapshot import MarksPage, Snapshot
-from zarr_manifests.format.zone_maps import ZonePages, Zones
+from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import session_of, session_start, snapshot_id_of
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import Runtime

@@ -79,7 +79,7 @@ def decoded_bytes(value: Any) -> int:
 def _entry_bytes(entry: DeltaEntry) -> int:
     parts = len(entry.embedded) + sum(len(ref.parts) for ref in entry.manifests)
     more = _PART_BYTES * parts + _MANIFEST_BYTES * len(entry.manifests)
-    more += _COUNT_BYTES * len(entry.counts or ()) + len(entry.log.copy or b"")
+    more += _COUNT_BYTES * len(entry.counts) + len(entry.log.copy or b"")
     return _ENTRY_BYTES + more
 
 

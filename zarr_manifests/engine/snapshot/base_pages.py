@@ -222,8 +222,6 @@ class BasePages:
             link = self.base.pages[at]
             page = found[link.blob.key]
             link.check(page, self.base.sequence)
-            if (page.counts is None) != (self.base.counts is None):
-                raise CorruptObjectError(f"{link.blob.key}: counts unlike those of its base")
             maps = self._made(link.blob, NodeMaps, partial(NodeMaps.of, page.nodes))
             self._keep(at, page, maps)
         return [self._maps[at] for at in wanted]
@@ -322,18 +320,16 @@ class BasePages:
         found = self._counted.get(number)
         if found is None:
             page = self.page(number)
-            found = self._counted[number] = {c.node_id: c for c in page.counts or ()}
+            found = self._counted[number] = {c.node_id: c for c in page.counts}
         return found
 
     def manifests_here(self) -> tuple[ManifestRef, ...]:
         """The leaves in pages of nodes that are loaded."""
         return combined_refs(ref for page in list(self._loaded.values()) for ref in page.manifests)
 
-    def counts(self) -> tuple[Count, ...] | None:
-        """The counts of all nodes; None if they are unknown."""
-        if self.base.counts is None:
-            return None
-        return tuple(count for page in self.pages() for count in page.counts or ())
+    def counts(self) -> tuple[Count, ...]:
+        """The counts of all nodes."""
+        return tuple(count for page in self.pages() for count in page.counts)
 
 
 class PagedNodes(Mapping[str, Node]):

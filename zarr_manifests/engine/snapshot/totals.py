@@ -15,7 +15,7 @@ Invariant: a number marked exact is exact for every reader of the snapshot, what
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -27,20 +27,17 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.index import LeafName
-from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Count, Counted, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.keys import absolute
+from zarr_manifests.keys import absolute, no_array
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf
-from zarr_manifests.planning.tables.live_deltas import lies_in
-from zarr_manifests.planning.tables.merge import inside, rows_at
+from zarr_manifests.planning.tables.live_deltas import kinds_at, lies_in, rows_in
+from zarr_manifests.planning.tables.merge import Overlay, inside, rows_at
 from zarr_manifests.planning.tables.sums import (
     NOTHING,
     Amount,
     alive_amounts,
-    base_amounts,
     changed_sums,
     difference,
     lay_over,
@@ -67,11 +64,8 @@ def amounts_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Am
 
     With `stop`, only up to the entry at that position of the read list, exclusive.
     """
-    entries, counts = view.snapshot.deltas[:stop], view.counts
-    if counts is None:
-        return _tallies_over(view, counts, view.manifests, view.base_sequence, entries)
-    base = view.of_base(_BaseAmounts, lambda: _BaseAmounts(base_amounts(counts, ())))
-    return _laid_over(view, dict(base), view.base_sequence, entries)
+    base = view.of_base(_BaseAmounts, lambda: _BaseAmounts(_counted(view.counts)))
+    return _laid_over(dict(base), view.base_sequence, view.snapshot.deltas[:stop])
 
 
 def changes_of(view: SnapshotView) -> dict[bytes, Amount]:
@@ -80,10 +74,6 @@ def changes_of(view: SnapshotView) -> dict[bytes, Amount]:
     if not snapshot.deltas or snapshot.deltas[-1].log.key != snapshot.log.key:
         return {}  # it has changed no data
     own = snapshot.deltas[-1]
-    if own.counts is None:
-        found: dict[bytes, Amount] = {}
-        lay_over(found, own, view.touched())
-        return found
     before, after = amounts_of(view, stop=-1), amounts_of(view)
     return {
         count.node_id: difference(
@@ -93,31 +83,16 @@ def changes_of(view: SnapshotView) -> dict[bytes, Amount]:
     }
 
 
-def _tallies_over(
-    view: SnapshotView,
-    counts: Sequence[Count] | None,
-    manifests: Iterable[ManifestRef],
-    base_sequence: int,
-    entries: Sequence[DeltaEntry],
-) -> dict[bytes, Amount]:
-    """The same for another base and read list of the snapshot."""
-    parts: list[Part] = []
-    if counts is None:  # what it has not counted may also be in what is older
-        parts += [part for ref in manifests for part in ref.parts]
-        older = [entry for entry in entries if entry.first <= base_sequence]
-        parts += [part for entry in older for part in entry.parts()]
-    return _laid_over(view, base_amounts(counts, parts), base_sequence, entries)
+def _counted(counts: Iterable[Count]) -> dict[bytes, Amount]:
+    return {count.node_id: Amount.from_count(count) for count in counts}
 
 
 def _laid_over(
-    view: SnapshotView,
-    found: dict[bytes, Amount],
-    base_sequence: int,
-    entries: Sequence[DeltaEntry],
+    found: dict[bytes, Amount], base_sequence: int, entries: Sequence[DeltaEntry]
 ) -> dict[bytes, Amount]:
     for entry in entries:
         if entry.last > base_sequence:
-            lay_over(found, entry, () if entry.counts is not None else view.touched())
+            lay_over(found, entry)
     return found
 
 
@@ -131,7 +106,9 @@ def pending_rows(view: SnapshotView) -> dict[bytes, int]:
 
 
 def node_facts(
-    view: SnapshotView, base: BaseIndex, exact: Callable[[bytes], int] | None = None
+    view: SnapshotView,
+    base: BaseIndex,
+    exact: Callable[[SnapshotView, bytes], Amount] | None = None,
 ) -> NodeFacts:
     """Arrays and opaque entries with their chunks.
 
@@ -145,44 +122,31 @@ def node_facts(
         refs[node_id] = amount.chunks
         if not amount.chunks_exact:
             most = base.refs(node_id) + pending.get(node_id, 0)
-            refs[node_id] = min(amount.chunks, most) if exact is None else exact(node_id)
+            refs[node_id] = (exact(view, node_id) if exact else amount).chunks
+            refs[node_id] = min(refs[node_id], most)
     return NodeFacts(nodes, refs)
 
 
-def counts_of_base(
-    view: SnapshotView, base: BaseIndex, settled: Set[bytes], stored: Mapping[LeafName, int]
-) -> tuple[Count, ...] | None:
-    """The counts of a new base of the snapshot; None if they are unknown.
+def counts_of_base(view: SnapshotView, base: BaseIndex, settled: Set[bytes]) -> tuple[Count, ...]:
+    """The counts of a new base of the snapshot.
 
     Parameters
     ----------
     settled : set of bytes
         Nodes whose chunks are all in leaves, which have no other chunks.
-    stored : mapping of LeafName to int
-        Bytes of the chunks of leaves, where known.
     """
     found = []
     amounts = amounts_of(view)
     for node in view.nodes.values():
         amount = amounts.get(node.node_id, NOTHING)
         if node.node_id in settled:
-            leaves = [leaf_name(leaf) for leaf in base.placed(node.node_id)]
+            leaves = base.placed(node.node_id)
             if not leaves:
                 continue  # as of most arrays when many were just made
-            if all(name in stored for name in leaves):
-                amount = Amount(nbytes=sum(stored[name] for name in leaves))
-            amount = replace(amount, chunks=base.refs(node.node_id), chunks_exact=True)
-        if amount.nbytes is None:
-            return None
+            amount = Amount(base.refs(node.node_id), sum(leaf.nbytes for leaf in leaves))
         if amount != NOTHING:
             found.append(amount.to_count(node.node_id))
     return tuple(found)
-
-
-def leaf_name(leaf: PlacedLeaf) -> LeafName:
-    """What identifies the leaf in the index."""
-    blob = leaf.manifest.blob
-    return leaf.part.node_id, leaf.part.box, blob.key, blob.crc32c
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,13 +212,11 @@ def _touched(
 
 def _amounts_among(view: SnapshotView, touched: _Touched) -> dict[bytes, Amount]:
     """The amounts of all nodes, or with pages of the touched ones; loads no other page."""
-    before = [node.node_id for node in touched.before.values()] if view.pages else []
-    counts = view.counts_among(before)
-    if view.pages is None or counts is None:
+    before = [node.node_id for node in touched.before.values()]
+    if view.pages is None:
         return amounts_of(view)
-    found = _laid_over(
-        view, dict(base_amounts(counts, ())), view.base_sequence, view.snapshot.deltas
-    )
+    counts = _counted(view.counts_among(before))
+    found = _laid_over(counts, view.base_sequence, view.snapshot.deltas)
     ids = {node.node_id for node in (*touched.before.values(), *touched.after.values())}
     return {node_id: amount for node_id, amount in found.items() if node_id in ids}
 
@@ -285,12 +247,10 @@ def _nodes_after(view: SnapshotView, delta: Delta) -> Mapping[str, Node]:
 
 
 def sums_after(
-    view: SnapshotView,
-    base: tuple[Sequence[Count] | None, Sequence[ManifestRef], int],
-    entries: Sequence[DeltaEntry],
+    view: SnapshotView, counts: Iterable[Count], sequence: int, entries: Sequence[DeltaEntry]
 ) -> dict[str, int]:
-    """The sums for another base (counts, directory, sequence) and read list of the snapshot."""
-    return sums_of(_tallies_over(view, *base, entries), view.nodes.values())
+    """The sums for another base (counts and sequence) and read list of the snapshot."""
+    return sums_of(_laid_over(_counted(counts), sequence, entries), view.nodes.values())
 
 
 class _Counter:
@@ -494,3 +454,94 @@ def totals_of(view: SnapshotView) -> Usage:
 def grid_of(node: Node) -> Coords | None:
     """The shape of an array's grid of chunks; None for a node that is no array."""
     return None if node.array is None else node.array.grid.shape
+
+
+def usage_of_array(view: SnapshotView, path: str) -> Usage:
+    """The chunks and bytes of one array, exactly.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such array.
+    """
+    from zarr_manifests.reports import Usage
+
+    node = view.nodes.get(path.strip("/"))
+    if node is None or node.array is None:
+        raise no_array(path, (p for p, n in view.nodes.items() if n.array is not None))
+    total = amounts_of(view).get(node.node_id, NOTHING)
+    if not (total.chunks_exact and total.nbytes_exact):
+        total = exact_amount(view, node.node_id)
+    growth = changes_of(view).get(node.node_id, NOTHING).at_most(total.chunks)
+    found = Usage(f"/{node.path}", total, growth, node.array.grid.shape)
+    return Usage("", found.total, growth, arrays=(found,), snapshot_id=view.snapshot_id)
+
+
+# --- exact amounts ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Leaves of a node that are merged up to the same sequence, and the overlay on top of them.
+
+    The group of leaves without live changes also has everything outside all leaves.
+    """
+
+    leaves: list[PlacedLeaf]
+    overlay: Overlay
+
+
+def exact_amount(view: SnapshotView, node_id: bytes) -> Amount:
+    """The chunks of a node that exist, and their bytes.
+
+    It merges the chunk tables of live deltas, as any read does, with those leaves of the base that
+    they may change.
+    """
+    groups, leaves = _groups(view, node_id), view.index.placed(node_id)
+    chunks, nbytes = sum(leaf.part.count for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
+    due = [_concerned(group) for group in groups]
+    wanted = {leaf.part.box for some in due for leaf in some}
+    held = {one.box: one for one in view.leaves(node_id, wanted.__contains__)}
+    for group, some in zip(groups, due, strict=True):
+        cut, table = group.overlay.truncated, group.overlay.table
+        if table is not None:
+            chunks += int((table.kind > RefKind.UNSET).sum())
+            nbytes += int(table.length.sum())
+        for leaf in some:
+            old = held[leaf.part.box]
+            coords = old.coords()
+            gone = np.zeros(len(coords), np.bool_) if cut is None else ~inside(coords, cut)
+            if table is not None:
+                gone |= kinds_at(table, coords) >= 0
+            chunks -= int(gone.sum())
+            nbytes -= int(old.length[gone].sum())
+    return Amount(chunks, nbytes)
+
+
+def _groups(view: SnapshotView, node_id: bytes) -> list[_Group]:
+    """The node's leaves and the rows of live deltas, in groups; each row is in one group."""
+    leaves, overlay = view.index.placed(node_id), view.overlay(node_id, 0)
+    merged = [leaf for leaf in leaves if leaf.merged]
+    if not merged:
+        return [_Group(leaves, overlay)]
+    rest = rows_in(overlay.table, (leaf.part.box for leaf in merged), outside=True)
+    others = [leaf for leaf in leaves if not leaf.merged]
+    groups = [_Group(others, Overlay(overlay.truncated, rest))]
+    for sequence in sorted({leaf.merged for leaf in merged}):
+        due = [leaf for leaf in merged if leaf.merged == sequence]
+        newer = view.overlay(node_id, sequence)
+        rows = rows_in(newer.table, (leaf.part.box for leaf in due))
+        groups.append(_Group(due, Overlay(newer.truncated, rows)))
+    return groups
+
+
+def _concerned(group: _Group) -> list[PlacedLeaf]:
+    """Leaves of the group that its overlay may change."""
+    cut, table = group.overlay.truncated, group.overlay.table
+    rows = None if table is None else table.coords()
+
+    def concerned(box: Box) -> bool:
+        cuts = cut is not None and any(n > at for n, at in zip(box.hi, cut, strict=True))
+        return cuts or (rows is not None and bool(lies_in(box, rows).any()))
+
+    return [leaf for leaf in group.leaves if concerned(leaf.part.box)]

@@ -141,10 +141,10 @@ class SnapshotView(SnapshotTables):
         paths = PagedPaths(pages, changed)
         self._paths = lambda: paths
 
-    def counts_among(self, node_ids: Iterable[bytes]) -> tuple[Count, ...] | None:
-        """The base's counts of at least these nodes, None if unknown; loads only their pages."""
+    def counts_among(self, node_ids: Iterable[bytes]) -> tuple[Count, ...]:
+        """The base's counts of at least these nodes; loads only their pages."""
         pages, ids = self.pages, self.by_id
-        if pages is None or pages.base.counts is None or not isinstance(ids, NodeIds):
+        if pages is None or not isinstance(ids, NodeIds):
             return self.counts
         at = {node_id: ids.page_of(node_id) for node_id in node_ids}
         found = (pages.counts_in(n).get(i) for i, n in at.items() if n is not None)
@@ -177,8 +177,8 @@ class SnapshotView(SnapshotTables):
         return self._base.manifests if self.pages is None else self.pages.manifests()
 
     @property
-    def counts(self) -> tuple[Count, ...] | None:
-        """The base's chunk counts, None if they are unknown; loads all its pages."""
+    def counts(self) -> tuple[Count, ...]:
+        """The base's chunk counts; loads all its pages."""
         if self.snapshot.base is None:
             return ()
         return self._base.counts if self.pages is None else self.pages.counts()

@@ -9,18 +9,16 @@ absent, so a query reads more chunks. Which entries count is for the caller to j
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 from operator import gt
 from typing import Final
 
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, StorageError, UnsupportedFormatError
-from zarr_manifests.format.index import IndexDirectory, LeafName
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.zone_maps import ZonePages, Zones, ZoneTable
+from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import Overlay, in_box
@@ -54,13 +52,10 @@ class KnownZones:
         Entries of live deltas and runs, oldest first.
     pages : ZonePages or None
         The pages of older entries, not read yet.
-    leaves : mapping of LeafName to int
-        The stored bytes of leaves that the index knows.
     """
 
     recent: tuple[ZoneTable, ...] = ()
     pages: ZonePages | None = None
-    leaves: Mapping[LeafName, int] = field(default_factory=dict)
 
 
 def zones_of(
@@ -84,9 +79,7 @@ def zones_of(
     index = next((one for one in first if isinstance(one, IndexDirectory)), IndexDirectory({}))
     loads = [partial(usable, context, index.zones.get(node), ZonePages) for node in node_ids]
     pages = dict(zip(node_ids, context.runtime.parallel(loads), strict=True))
-    return {
-        node: KnownZones(_recent(recent, node), pages[node], index.entries) for node in node_ids
-    }
+    return {node: KnownZones(_recent(recent, node), pages[node]) for node in node_ids}
 
 
 def usable[T: (Zones, ZonePages, IndexDirectory)](
@@ -143,9 +136,9 @@ class PagedLeaves:
     boxes : tuple of Box
         The boxes of the leaves.
     pages : tuple of int
-        The positions of those of their pages that overlap the region.
+        The positions of their pages.
     summed : frozenset of int
-        Those of leaves that lie in the region, and whose bytes the index knows.
+        Those of leaves that lie in the region.
     summed_bytes : int
         The stored bytes of these leaves.
     """
@@ -159,20 +152,16 @@ class PagedLeaves:
 def paged_leaves(view: SnapshotView, node_id: bytes, region: Box, known: KnownZones) -> PagedLeaves:
     """Which leaves of the region need not be read, since pages say what chunks they have."""
     pages = () if known.pages is None else known.pages.pages
-    of_leaf: dict[tuple[str, int], list[int]] = {}
-    for i, page in enumerate(pages):
-        if page.complete and page.leaf is not None and page.box.ndim == region.ndim:
-            of_leaf.setdefault(page.leaf, []).append(i)
-    found: list[tuple[PlacedLeaf, list[int]]] = []
+    of_leaf = {
+        (page.leaf, page.box): i
+        for i, page in enumerate(pages)
+        if page.complete and page.leaf is not None
+    }
+    found: list[tuple[PlacedLeaf, int]] = []
     for leaf in view.index.placed_in(node_id, region):
-        box, blob = leaf.part.box, leaf.manifest.blob
-        mine = [
-            i
-            for i in of_leaf.get((blob.key, blob.crc32c), ())
-            if pages[i].box.shared_size(box) == pages[i].box.size
-        ]
-        apart = not any(pages[a].box.overlaps(pages[b].box) for a, b in combinations(mine, 2))
-        if apart and sum(pages[i].count for i in mine) == leaf.part.count:
+        blob = leaf.manifest.blob
+        mine = of_leaf.get(((blob.key, blob.crc32c), leaf.part.box))
+        if mine is not None and pages[mine].count == leaf.part.count:
             found.append((leaf, mine))
     boxes, due, summed, nbytes = list[Box](), list[int](), set[int](), 0
     # The oldest first, which fetches what the others need.
@@ -181,15 +170,14 @@ def paged_leaves(view: SnapshotView, node_id: bytes, region: Box, known: KnownZo
         for merged in sorted({leaf.merged for leaf, _ in found})
     }
     for leaf, mine in found:
-        box, blob = leaf.part.box, leaf.manifest.blob
+        box = leaf.part.box
         if _changes(overlays[leaf.merged], box.shared(region)):
             continue
         boxes.append(box)
-        stored = known.leaves.get((node_id, box, blob.key, blob.crc32c))
-        if stored is not None and box.shared_size(region) == box.size:
-            summed.update(mine)
-            nbytes += stored
-        due += [i for i in mine if pages[i].box.overlaps(region)]
+        if box.shared_size(region) == box.size:
+            summed.add(mine)
+            nbytes += leaf.nbytes
+        due.append(mine)
     return PagedLeaves(tuple(boxes), tuple(due), frozenset(summed), nbytes)
 
 

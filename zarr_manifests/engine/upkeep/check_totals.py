@@ -57,7 +57,6 @@ def _touched(snapshot: Snapshot, parent: Snapshot | None) -> set[bytes] | None:
     if (
         parent is None
         or own is None
-        or own.counts is None
         or own.log.key != snapshot.log.key
         or _read(snapshot)[:-1] != _read(parent)
     ):
@@ -72,10 +71,10 @@ def _read(snapshot: Snapshot) -> list[str]:
 
 
 def _against(told: Amount, chunks: int, nbytes: int) -> Iterator[str]:
-    numbers = [("chunks", told.chunks, chunks, told.chunks_exact)]
-    if told.nbytes is not None:
-        numbers.append(("bytes of chunks", told.nbytes, nbytes, told.nbytes_exact))
-    for what, said, there, exact in numbers:
+    for what, said, there, exact in (
+        ("chunks", told.chunks, chunks, told.chunks_exact),
+        ("bytes of chunks", told.nbytes, nbytes, told.nbytes_exact),
+    ):
         if said != there if exact else said < there:
             yield f"{there} {what}, and counters say {said}{'' if exact else ' at most'}"
 

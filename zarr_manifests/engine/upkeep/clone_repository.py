@@ -52,12 +52,11 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, LogEntry, Root, known_ref
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.format.zone_maps import Zones
+from zarr_manifests.format.zone_maps import IndexDirectory, Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.runtime import Runtime

@@ -36,11 +36,10 @@ from zarr_manifests.engine.root.roots import RootAt, RootReader
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, UnsupportedFormatError
 from zarr_manifests.format.chunk_table import RefKind, native_keys
-from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COLLECTOR, Lease, PendingDeletion, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.format.zone_maps import ZonePages, Zones
+from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import snapshot_key
 from zarr_manifests.planning.upkeep.garbage import (
     choose_fence,

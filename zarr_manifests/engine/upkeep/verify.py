@@ -47,13 +47,12 @@ from zarr_manifests.format.history_pages import (
     HistoryPage,
     SnapshotPointer,
 )
-from zarr_manifests.format.index import IndexDirectory
 from zarr_manifests.format.manifest import Manifest, Part
 from zarr_manifests.format.nodes import Base
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.format.zone_maps import ZonePages, Zones
+from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.at_open import tells_about
 from zarr_manifests.planning.layout.leaves import part_order

@@ -112,6 +112,11 @@ class PlacedLeaf:
     manifest: ManifestRef
     merged: int
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its chunks."""
+        return self.manifest.bytes_of(self.part)
+
 
 class _NodeLeaves:
     """The leaves of one node, found by coordinate.

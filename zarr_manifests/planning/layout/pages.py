@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final, Literal
 
 from zarr_manifests.errors import CorruptObjectError
@@ -108,7 +109,7 @@ def plan_pages(
 
     begins = [path_order(link.first) for link, _ in old]
     pages = _plan(table.nodes, old, begins, _node_order, page_of, limits.nodes, limits, join=True)
-    return Base((), (), whole.sequence, () if table.counted else None), pages, leaves
+    return Base((), (), whole.sequence), pages, leaves
 
 
 class _Leaves:
@@ -116,8 +117,7 @@ class _Leaves:
 
     def __init__(self, whole: Base, limits: PageLimits) -> None:
         self.refs, self.sequence = whole.manifests, whole.sequence
-        self.counted = whole.counts is not None
-        self.counts = {count.node_id: count for count in whole.counts or ()}
+        self.counts = {count.node_id: count for count in whole.counts}
         self.nodes = sorted(whole.nodes, key=_node_order)
         order = {node.node_id: at for at, node in enumerate(self.nodes)}
         found: dict[bytes, int] = {}
@@ -153,7 +153,7 @@ class _Leaves:
         if nodes[0] is self.nodes[0]:
             refs = (*refs, *self.listed([_FIRST]))
         counts = tuple(self.counts[node_id] for node_id in ids if node_id in self.counts)
-        return Base(tuple(nodes), refs, self.sequence, counts if self.counted else None)
+        return Base(tuple(nodes), refs, self.sequence, counts)
 
     def leaf_page(self, refs: Sequence[ManifestRef]) -> Base:
         """A page with these leaves."""
@@ -166,9 +166,11 @@ def _node_order(node: Node) -> PathOrder:
 
 def _restricted(ref: ManifestRef, places: Sequence[int]) -> ManifestRef:
     """The manifest with its parts at these positions only."""
-    merged = tuple(ref.merged[n] for n in places) if ref.merged else ()
-    at = tuple(ref.places[n] for n in places) if ref.places else ()
-    return replace(ref, parts=tuple(ref.parts[n] for n in places), merged=merged, places=at)
+    some: dict[str, Any] = {
+        name: tuple(column[n] for n in places) if (column := getattr(ref, name)) else ()
+        for name in ("parts", "merged", "places", "nbytes")
+    }
+    return replace(ref, **some)
 
 
 def combined_refs(refs: Iterable[ManifestRef]) -> tuple[ManifestRef, ...]:
@@ -180,11 +182,14 @@ def combined_refs(refs: Iterable[ManifestRef]) -> tuple[ManifestRef, ...]:
 
 
 def _combined(refs: Sequence[ManifestRef]) -> ManifestRef:
-    leaves = [leaf for ref in refs for leaf in ref.leaves()]
-    merged = tuple(to for _, to in leaves)
+    merged = tuple(to for ref in refs for _, to in ref.leaves())
     blob = next((ref.blob for ref in refs if ref.blob.copy is not None), refs[0].blob)
-    parts, places = tuple(p for p, _ in leaves), tuple(at for ref in refs for at in ref.places)
-    return ManifestRef(blob, parts, merged if any(merged) else (), refs[0].packed_for, places)
+    parts, places, nbytes = (
+        tuple(chain.from_iterable(getattr(ref, name) for ref in refs))
+        for name in ("parts", "places", "nbytes")
+    )
+    kept = merged if any(merged) else ()
+    return ManifestRef(blob, parts, kept, refs[0].packed_for, places, nbytes)
 
 
 def _plan[Item: (Node, ManifestRef), Link: (NodePage, LeafPage)](

@@ -2,7 +2,7 @@
 
 The base has a count for each node. Every live delta or run says by how much it changes the count,
 or what the count is after it. Added up in order they give the totals of a snapshot. Invariants: a
-number marked exact is exact; any other is an upper bound; the number of bytes may be unknown.
+number marked exact is exact; any other is an upper bound.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.nodes import Count, Counted, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.report import Report
@@ -26,14 +25,14 @@ class Amount(Report):
     ----------
     chunks : int
         Chunks that are there, wherever their bytes are.
-    nbytes : int or None
-        Bytes of all of them; None if unknown.
+    nbytes : int
+        Bytes of all of them.
     chunks_exact, nbytes_exact : bool
         Whether the number is exact; else it is an upper bound.
     """
 
     chunks: int = 0
-    nbytes: int | None = 0
+    nbytes: int = 0
     chunks_exact: bool = True
     nbytes_exact: bool = True
 
@@ -44,17 +43,14 @@ class Amount(Report):
 
     def __str__(self) -> str:
         chunks = ("" if self.chunks_exact else "at most ") + count_text(self.chunks, "chunk")
-        if self.nbytes is None:
-            return chunks
         most = "" if self.nbytes_exact else "at most "
         return f"{chunks}, {most}{count_text(self.nbytes, 'byte')}"
 
     def __add__(self, other: Amount) -> Amount:
         """The sum of both."""
-        unknown = self.nbytes is None or other.nbytes is None
         return Amount(
             self.chunks + other.chunks,
-            None if unknown else (self.nbytes or 0) + (other.nbytes or 0),
+            self.nbytes + other.nbytes,
             self.chunks_exact and other.chunks_exact,
             self.nbytes_exact and other.nbytes_exact,
         )
@@ -76,8 +72,7 @@ class Amount(Report):
         )
 
     def to_count(self, node_id: bytes, counted: int = Counted.EXACT) -> Count:
-        """The amount as a stored count of the node; its bytes must be known."""
-        assert self.nbytes is not None
+        """The amount as a stored count of the node."""
         if not self.chunks_exact:
             counted |= Counted.CHUNKS_AT_MOST
         if not self.nbytes_exact:
@@ -88,37 +83,14 @@ class Amount(Report):
 NOTHING: Final = Amount()
 
 
-def base_amounts(counts: Sequence[Count] | None, parts: Iterable[Part]) -> dict[bytes, Amount]:
-    """The base's amount of each node; without stored counts, upper bounds from its parts."""
-    if counts is None:
-        return _at_most(parts)
-    return {count.node_id: Amount.from_count(count) for count in counts}
-
-
-def _at_most(parts: Iterable[Part]) -> dict[bytes, Amount]:
-    found: dict[bytes, Amount] = {}
-    for part in parts:
-        more = Amount(part.count, None, chunks_exact=False, nbytes_exact=False)
-        found[part.node_id] = found.get(part.node_id, NOTHING) + more
-    return found
-
-
-def lay_over(amounts: dict[bytes, Amount], entry: DeltaEntry, cut: Iterable[bytes] = ()) -> None:
-    """Update the amounts of each node by one entry of the read list.
-
-    `cut` names the nodes that the entry truncates. It matters only if the entry has no counts.
-    """
-    if entry.counts is None:
-        cuts = dict.fromkeys(cut, Amount(0, None, chunks_exact=False, nbytes_exact=False))
-        for node_id, more in (cuts | _at_most(entry.parts())).items():
-            amounts[node_id] = amounts.get(node_id, NOTHING) + more
-        return
+def lay_over(amounts: dict[bytes, Amount], entry: DeltaEntry) -> None:
+    """Update the amounts of each node by one entry of the read list."""
     for count in entry.counts:
         flags = count.counted
         before = NOTHING if flags & Counted.WHOLE else amounts.get(count.node_id, NOTHING)
         amounts[count.node_id] = Amount(  # `before + Amount.from_count(count)`, twice as fast
             before.chunks + count.chunks,
-            None if before.nbytes is None else before.nbytes + count.nbytes,
+            before.nbytes + count.nbytes,
             before.chunks_exact and not flags & Counted.CHUNKS_AT_MOST,
             before.nbytes_exact and not flags & Counted.BYTES_AT_MOST,
         )
@@ -130,30 +102,26 @@ def difference(before: Amount, after: Amount, count: Count) -> Amount:
         return Amount.from_count(count)
     # Without an exact number before, nothing can be subtracted: all of the new number is the bound.
     chunks = after.chunks - (before.chunks if before.chunks_exact else 0)
-    known = before.nbytes_exact and before.nbytes is not None
-    nbytes = None if after.nbytes is None else after.nbytes - ((before.nbytes or 0) * known)
     return Amount(
         chunks,
-        nbytes,
+        after.nbytes - (before.nbytes if before.nbytes_exact else 0),
         after.chunks_exact and before.chunks_exact,
-        after.nbytes_exact and known,
+        after.nbytes_exact and before.nbytes_exact,
     )
 
 
 def merged_counts(
     entries: Sequence[DeltaEntry], after: int, alive: Collection[bytes]
-) -> tuple[Count, ...] | None:
+) -> tuple[Count, ...]:
     """The counts of a run of these entries, leaving out entries up to the sequence `after`.
 
-    None if an entry has no counts. For a node that no longer exists, only a count that says nothing
-    is left is kept: the node may come back, and older entries have counted its chunks.
+    For a node that no longer exists, only a count that says nothing is left is kept: the node may
+    come back, and older entries have counted its chunks.
     """
     found: dict[bytes, Count] = {}
     for entry in entries:
         if entry.last <= after:
             continue  # already counted by the base
-        if entry.counts is None:
-            return None
         for count in entry.counts:
             old = found.get(count.node_id)
             if old is None or count.counted & Counted.WHOLE:
@@ -192,7 +160,7 @@ def sums_of(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str,
     """The sums that a snapshot stores about its nodes."""
     # `sum_of(alive_amounts(...))`, in a fifth of the time: each commit does it for all nodes.
     arrays = groups = chunks = nbytes = 0
-    chunks_exact = nbytes_exact = nbytes_known = True
+    chunks_exact = nbytes_exact = True
     for node in nodes:
         kind = node.kind
         if kind is NodeKind.GROUP:
@@ -207,13 +175,11 @@ def sums_of(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str,
             amount = amount.at_most(_most(node))
             chunks_exact = False
         chunks += amount.chunks
-        nbytes += amount.nbytes or 0
+        nbytes += amount.nbytes
         nbytes_exact = nbytes_exact and amount.nbytes_exact
-        nbytes_known = nbytes_known and amount.nbytes is not None
     sums = {"arrays": arrays, "groups": groups}
     sums["chunks" if chunks_exact else "chunks-at-most"] = chunks
-    if nbytes_known:
-        sums["chunk-bytes" if nbytes_exact else "chunk-bytes-at-most"] = nbytes
+    sums["chunk-bytes" if nbytes_exact else "chunk-bytes-at-most"] = nbytes
     return sums
 
 
@@ -227,19 +193,17 @@ def changed_sums(
     Examples
     --------
     >>> from zarr_manifests.planning.tables.sums import changed_sums
-    >>> before = {"arrays": 1, "groups": 0, "chunks": 2}
-    >>> after = {"arrays": 0, "groups": 0, "chunks": 0}
-    >>> changed_sums({"arrays": 5, "groups": 1, "chunks-at-most": 9}, before, after)
-    {'arrays': 4, 'groups': 1, 'chunks-at-most': 7}
+    >>> before = {"arrays": 1, "groups": 0, "chunks": 2, "chunk-bytes": 20}
+    >>> after = {"arrays": 0, "groups": 0, "chunks": 0, "chunk-bytes": 0}
+    >>> whole = {"arrays": 5, "groups": 1, "chunks-at-most": 9, "chunk-bytes": 90}
+    >>> changed_sums(whole, before, after)
+    {'arrays': 4, 'groups': 1, 'chunks-at-most': 7, 'chunk-bytes': 70}
     """
     found = {name: sums[name] - before[name] + after[name] for name in ("arrays", "groups")}
     for name in ("chunks", "chunk-bytes"):
         bound = f"{name}-at-most"
-        three = [each.get(name, each.get(bound)) for each in (sums, before, after)]
-        total, gone, new = three
-        if total is not None and gone is not None and new is not None:
-            exact = name in sums and name in after
-            found[name if exact else bound] = total - gone + new
+        total, gone, new = (each.get(name, each.get(bound, 0)) for each in (sums, before, after))
+        found[name if name in sums and name in after else bound] = total - gone + new
     return found
 
 
