@@ -48,7 +48,7 @@ MAX_ROOT_BYTES: Final = 1 << 24
 MAX_SNAPSHOT_BYTES: Final = 1 << 28
 """Bounds for objects that are found by key alone, whose length no pointer states."""
 MAX_NUMBER: Final = 2**63 - 1
-_MAX_EXPANSION: Final = 64
+MAX_EXPANSION: Final = 64
 _EXPANDS_FREELY_BYTES: Final = 1 << 20
 _FREE_CONTAINERS: Final = 50_000
 _BYTES_A_CONTAINER: Final = 4
@@ -389,14 +389,14 @@ class Header(NamedTuple):
 
 def expanded_at_most(body: bytes | memoryview) -> int:
     """Most bytes a compressed payload may expand to, so that small objects cannot fill memory."""
-    return max(_EXPANDS_FREELY_BYTES, _MAX_EXPANSION * len(body))
+    return max(_EXPANDS_FREELY_BYTES, MAX_EXPANSION * len(body))
 
 
 def _payload(body: bytes, codec: int, nbytes: int) -> bytes:
     if nbytes > MAX_PAYLOAD_BYTES:
         raise CorruptObjectError(f"a payload of {nbytes} bytes exceeds {MAX_PAYLOAD_BYTES}")
     if codec == _ZSTD:
-        return decompress(body, nbytes)
+        return decompress(body, expanded_at_most(body), nbytes)
     if codec != STORED:
         raise UnsupportedFormatError(f"unknown payload codec {codec}; upgrade the package")
     if len(body) != nbytes:
@@ -404,19 +404,19 @@ def _payload(body: bytes, codec: int, nbytes: int) -> bytes:
     return body
 
 
-def decompress(data: bytes | memoryview, nbytes: int | None = None) -> bytes:
+def decompress(data: bytes | memoryview, most: int, nbytes: int | None = None) -> bytes:
     """The content of a zstd frame, which is compared with `nbytes` if given.
 
     Raises
     ------
     CorruptObjectError
-        If it is malformed, of another size, or larger than its bytes may expand to.
+        If it is malformed, of another size, or has more than `most` bytes.
     """
     try:
         # Compare the frame's own size before decompressing.
         found = zstandard.frame_content_size(data)
         size = found if nbytes is None else nbytes
-        if size > min(expanded_at_most(data), MAX_PAYLOAD_BYTES):
+        if size > min(most, MAX_PAYLOAD_BYTES):
             raise CorruptObjectError(f"{len(data)} bytes cannot hold a payload of {size}")
         if found < 0 or found != size:
             raise CorruptObjectError("header and zstd frame state different sizes")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import msgpack
@@ -21,6 +21,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS
 from zarr_manifests.format.envelope import (
     HEADER_BYTES,
+    MAX_EXPANSION,
     MAX_NUMBER,
     STORED,
     Fields,
@@ -175,7 +176,15 @@ class ManifestRef(Record):
         return self.merged[self._numbers[part]] if self.merged else 0
 
     def bytes_of(self, part: Part) -> int:
-        """The bytes of the part's chunks, in a base."""
+        """The bytes of the part's chunks, in a base.
+
+        Raises
+        ------
+        CorruptObjectError
+            If the base does not say them.
+        """
+        if not self.nbytes:
+            raise CorruptObjectError(f"{self.blob.key}: a leaf without the bytes of its chunks")
         return self.nbytes[self._numbers[part]]
 
     @cached_property
@@ -211,15 +220,15 @@ class Block:
                 "restore the object from a backup, or open an older snapshot that does not use it"
             )
         with refusing(ref.key):
-            return cls.parse(data)
+            return cls.parse(data, MAX_EXPANSION * len(data))
 
     @classmethod
-    def parse(cls, data: bytes) -> Block:
-        """From the bytes that `pack` made."""
+    def parse(cls, data: bytes, most: int) -> Block:
+        """From the bytes that `pack` made; compressed content may have at most so many bytes."""
         codec, body = data[:1], data[1:]
         if codec not in (_RAW, _ZSTD):
             raise CorruptObjectError("a block has an unknown codec")
-        tables = unpack(decompress(body) if codec == _ZSTD else body)
+        tables = unpack(decompress(body, most) if codec == _ZSTD else body)
         if not isinstance(tables, list) or not are(bytes, tables):
             raise CorruptObjectError("a block is no list of tables")
         return cls(tuple(tables))
@@ -228,7 +237,7 @@ class Block:
         """The bytes; compressed, if the block is to be read alone and that makes it smaller."""
         raw = pack(self.tables)
         packed = compress(raw) if alone else raw
-        smaller = len(packed) < len(raw) <= expanded_at_most(packed)
+        smaller = len(packed) < len(raw) <= MAX_EXPANSION * len(packed)
         return _ZSTD + packed if smaller else _RAW + raw
 
 
@@ -332,7 +341,8 @@ class Manifest:
     def from_object(cls, data: bytes, ref: BlobRef) -> Manifest:
         """Decode a manifest; its tables stay encoded."""
         told: Any = {"crc": ref.crc32c, "length": ref.length}
-        return decode(data, ObjectKind.MANIFEST, _of_blocks, ref.key, **told)
+        parse = partial(_of_blocks, most=expanded_at_most(data))
+        return decode(data, ObjectKind.MANIFEST, parse, ref.key, **told)
 
 
 def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place, ...]]:
@@ -360,12 +370,14 @@ def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place,
     return frame(ObjectKind.MANIFEST, STORED, len(payload), payload), tuple(places)
 
 
-def _of_blocks(fields: Fields) -> Manifest:
+def _of_blocks(fields: Fields, most: int) -> Manifest:
+    """The manifest of these blocks, whose tables have together at most so many bytes."""
     found: list[tuple[Part, bytes]] = []
     for value in fields.items("blocks"):
         match value:
             case [list(listed), bytes(data)]:
-                tables = Block.parse(data).tables
+                tables = Block.parse(data, min(most, MAX_EXPANSION * len(data))).tables
+                most -= sum(map(len, tables))
                 if len(tables) != len(listed):
                     raise CorruptObjectError("a block has not the tables that are listed of it")
                 parts = [Part.parse(part, f"{fields.where}.blocks") for part in listed]

@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -178,6 +179,18 @@ def test_claims_that_few_bytes_cannot_hold_are_refused() -> None:
     made = forged([[[[NODE, [0], [rows], rows]], block]])
     with pytest.raises(CorruptObjectError, match="cannot hold"):
         Manifest.from_object(*made).tables(NODE)
+
+
+@pytest.mark.parametrize(("noise", "zeros"), [(10, 100_000), (1000, 59_000)])
+def test_few_bytes_cannot_fill_memory(noise: int, zeros: int) -> None:
+    """Neither does one block expand freely, nor do many within an object that expands itself."""
+    content = msgpack.packb([np.random.default_rng(0).bytes(noise) + bytes(zeros)])
+    tables = b"\1" + zstandard.ZstdCompressor().compress(content)
+    payload = msgpack.packb({"blocks": [[[[NODE, [0], [1], 1]], tables]] * 200})
+    packed = zstandard.ZstdCompressor().compress(payload)
+    data = frame(ObjectKind.MANIFEST, 1, len(payload), packed)
+    with pytest.raises(CorruptObjectError, match="cannot hold"):
+        Manifest.from_object(data, BlobRef.to(KEY, data))
 
 
 wild = st.recursive(
