@@ -231,6 +231,12 @@ class Box:
         return Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))
 
 
+def corners(boxes: Sequence[Box], ndim: int) -> tuple[IndexArray, IndexArray]:
+    """The lower and the upper corners (int64[n, ndim]) of the boxes."""
+    lo = np.array([box.lo for box in boxes], np.int64).reshape(len(boxes), ndim)
+    return lo, np.array([box.hi for box in boxes], np.int64).reshape(lo.shape)
+
+
 def places_in(first: IndexArray, stop: IndexArray) -> tuple[IndexArray, IndexArray]:
     """The number of each place's box, and all places (int64[m, ndim]) in boxes `first` to `stop`.
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +36,7 @@ from zarr_manifests.format.envelope import (
     unpack,
 )
 from zarr_manifests.format.records import BlobRef, MetadataObject, Stored, box_of, pointer
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box, IndexArray, corners
 from zarr_manifests.ids import NODE_ID_BYTES
 
 MEANING_BYTES: Final = 16
@@ -431,7 +431,7 @@ class ZonePage:
             check_numbers("zones.pages", self.leaf[1], most=2**32 - 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ZonePages(MetadataObject):
     """All pages of one array, and the bounds of each page.
 
@@ -458,8 +458,22 @@ class ZonePages(MetadataObject):
     _TYPE = "zone-pages"
 
     def __post_init__(self) -> None:
-        if len(self.meaning) != MEANING_BYTES or not len(self.pages) == len(self.bounds) > 0:
+        alike = len({page.box.ndim for page in self.pages}) == 1
+        alike &= len(self.pages) == len(self.bounds)
+        if len(self.meaning) != MEANING_BYTES or not alike:
             raise CorruptObjectError("the pages of a zone map contradict their bounds")
+
+    def near(self, box: Box) -> list[ZonePage]:
+        """The pages that may have entries of chunks in the box."""
+        lo, hi = self._corners
+        if lo.shape[1] != box.ndim:
+            return []
+        found = ((lo < box.hi) & (hi > box.lo)).all(axis=1)
+        return [self.pages[at] for at in found.nonzero()[0].tolist()]
+
+    @cached_property
+    def _corners(self) -> tuple[IndexArray, IndexArray]:
+        return corners([page.box for page in self.pages], self.pages[0].box.ndim)
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:

@@ -39,7 +39,7 @@ from zarr_manifests.format.zone_maps import (
     Zones,
     ZoneTable,
 )
-from zarr_manifests.grid import Box
+from zarr_manifests.grid import Box, corners
 from zarr_manifests.planning.conflict.admission import Writer, admission
 from zarr_manifests.planning.tables.merge import take, within
 from zarr_manifests.planning.upkeep.garbage import parts
@@ -138,12 +138,11 @@ class LeafZones:
     def _near(self, node_id: bytes, box: Box) -> Iterator[ZoneTable]:
         """Tables with entries of the node that may be in the box, one at a time."""
         paged = usable(self.context, self.pages.get(node_id), ZonePages)
-        for page in () if paged is None else paged.pages:
-            if page.box.overlaps(box) or not box.ndim:
-                try:
-                    yield load_zones(self.context, page.blob).at(page.position)
-                except UNUSABLE:
-                    continue
+        for page in () if paged is None else paged.near(box):
+            try:
+                yield load_zones(self.context, page.blob).at(page.position)
+            except UNUSABLE:
+                continue
         for zones in self.recent:
             try:
                 yield from zones.near(node_id, box)
@@ -222,10 +221,11 @@ def pages_after(
             seen = _pages_at(old)
             if more is not None and more.before != pointer:
                 seen &= _pages_at(usable(context, more.before, ZonePages))
+            replaced = _replaced(old.pages, more)
             for row, page in enumerate(old.pages):
                 dead = page.leaf is not None and (node_id, *page.leaf) not in live
                 known_before = (page.blob.key, page.position) in seen
-                if not dead and not (known_before and _is_replaced(page, more)):
+                if not dead and not (known_before and replaced[row]):
                     rows.append((page, old.bounds.take(slice(row, row + 1))))
         rows = _without_doubles(rows)
         if rows:
@@ -241,13 +241,16 @@ def _pages_at(listed: ZonePages | None) -> set[tuple[str, int]]:
     return set() if listed is None else {(page.blob.key, page.position) for page in listed.pages}
 
 
-def _is_replaced(page: ZonePage, new: NewPages | None) -> bool:
-    """Whether new pages, which were made from this one, have all that is still true of it."""
+def _replaced(pages: Sequence[ZonePage], new: NewPages | None) -> list[bool]:
+    """Whether new pages, which were made from these, have all that is still true of each."""
     if new is None:
-        return False
-    if page.leaf is None and new.replaces_loose:
-        return True
-    return any(page.box.shared_size(box) == page.box.size for box in new.covered)
+        return [False] * len(pages)
+    lo, hi = corners(new.covered, pages[0].box.ndim)
+    return [
+        (page.leaf is None and new.replaces_loose)
+        or bool(((lo <= page.box.lo) & (page.box.hi <= hi)).all(axis=1).any())
+        for page in pages
+    ]
 
 
 def _without_doubles(rows: Sequence[tuple[ZonePage, Bounds]]) -> list[tuple[ZonePage, Bounds]]:

@@ -36,7 +36,7 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Spl
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.grid import Box, Coords, IndexArray, taken
+from zarr_manifests.grid import Box, Coords, IndexArray, corners, taken
 from zarr_manifests.keys import absolute
 
 
@@ -130,9 +130,7 @@ class _NodeLeaves:
         ndim = entries[0][0].box.ndim
         if any(part.box.ndim != ndim for part, _, _ in entries):
             raise CorruptObjectError("leaves of one array have different numbers of axes")
-        lo = np.array([part.box.lo for part, _, _ in entries], np.int64)
-        lo = lo.reshape(len(entries), ndim)
-        hi = np.array([part.box.hi for part, _, _ in entries], np.int64).reshape(lo.shape)
+        lo, hi = corners([part.box for part, _, _ in entries], ndim)
         self.axis = 0
         if lo.shape[1] > 1 and len(lo) > 1:
             self.axis = int(np.argmax([len(np.unique(column)) for column in lo.T]))
@@ -624,9 +622,7 @@ def batches(
     if not held:
         return
     around = Box.around(box for box, _ in held)
-    shape = (len(held), around.ndim)
-    lo = np.array([box.lo for box, _ in held], np.int64).reshape(shape)
-    hi = np.array([box.hi for box, _ in held], np.int64).reshape(shape)
+    lo, hi = corners([box for box, _ in held], around.ndim)
     # Rows a coordinate; the product of the sides may exceed int64.
     rows = np.array([count for _, count in held], np.float64)
     rows /= np.maximum((hi - lo).astype(np.float64).prod(axis=1), 1)

@@ -22,7 +22,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray, corners
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import (
     Layer,
@@ -137,9 +137,7 @@ class LiveSources:
         boxes = [part.box for source in self.sources for part in source.parts]
         self._axes = {box.ndim: box for box in boxes}
         if len(self._axes) == 1:
-            shape = len(boxes), boxes[0].ndim
-            self._lo = np.array([box.lo for box in boxes], np.int64).reshape(shape)
-            self._hi = np.array([box.hi for box in boxes], np.int64).reshape(shape)
+            self._lo, self._hi = corners(boxes, boxes[0].ndim)
             self._last = np.array([place.source.last for place in self._places], np.int64)
 
     def since(self, after: int) -> int:
