@@ -15,8 +15,10 @@ from zarr_manifests import Repository
 from zarr_manifests.engine.compact import compaction, merge_leaves, write_leaves
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot import pending
+from zarr_manifests.format import manifest
 from zarr_manifests.format.root import Root
-from zarr_manifests.planning.layout import pages
+from zarr_manifests.planning.layout import leaves, pages
+from zarr_manifests.planning.tables import merge
 from zarr_manifests.planning.upkeep import compaction_triggers
 from zarr_manifests.repository import context_of as context_of
 from zarr_manifests.runtime import SYSTEM
@@ -57,6 +59,17 @@ def small_node_pages() -> Iterator[None]:
     """Compactions put two nodes into each page of a base, so that few nodes make many pages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "LIMITS", pages.PageLimits(inline=0, nodes=2, leaves=2))
+        yield
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """Leaves have at most 32 refs and manifests blocks of 1 kB, so that few refs make many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "_WHOLE_BYTES", 2000)
+        patch.setattr(manifest, "_BLOCK_BYTES", 1000)
+        for module in (leaves, merge):
+            patch.setattr(module, "LEAF_ROWS", 32)
         yield
 
 

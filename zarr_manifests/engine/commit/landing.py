@@ -246,8 +246,8 @@ def _with_digest(
     after, places = version.after, snapshot.opening()
     start = places[digest_from([ref.length for _, ref in places])][0]
     due = [(at, ref) for at, ref in places if at >= start]
-    context.objects.prefetch([(ref, opening_kind(ref)) for _, ref in due])
-    found = {at - start: context.objects.load(ref, opening_kind(ref)) for at, ref in due}
+    loaded = context.objects.load_all([(ref, opening_kind(ref)) for _, ref in due])
+    found = {at - start: loaded[ref.key] for at, ref in due}
     # With pages, looking up more nodes than needed would load more pages.
     listed = [each for each in snapshot.deltas if each.coordinates or after.pages is None]
     held = {part.node_id for each in listed for part in each.embedded}

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -52,7 +52,7 @@ from zarr_manifests.engine.compact.write_leaves import (
 )
 from zarr_manifests.engine.compact.zone_index import LeafZones, load_zones, with_zones
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload, tallied_reads
+from zarr_manifests.engine.objects.metadata import Upload, Wanted, tallied_reads
 from zarr_manifests.engine.root.epochs import claim_compaction, overtaken
 from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
@@ -439,14 +439,12 @@ def roll_up(
     keys: SessionKeys,
 ) -> tuple[DeltaEntry, list[Upload]]:
     """Merge neighbours of the view's read list; return the run's entry and objects to upload."""
-    wanted = [(entry.log, Delta) for entry in entries]
-    context.objects.prefetch(
-        [*wanted, *((ref.blob, Manifest) for e in entries for ref in e.manifests)]
-    )
-    deltas = [context.objects.load(ref, kind) for ref, kind in wanted]
+    wanted: list[Wanted] = [(entry.log, Delta) for entry in entries]
+    wanted += [(ref.blob, Manifest) for entry in entries for ref in entry.manifests]
+    loaded = context.objects.load_all(wanted)
     nodes: dict[str, Node] = {}
     deleted: dict[str, bytes] = {}
-    for delta in deltas:
+    for delta in (loaded[entry.log.key] for entry in entries):
         for path in delta.deleted:
             nodes.pop(path, None)
         deleted |= delta.deleted
@@ -454,7 +452,7 @@ def roll_up(
     alive = view.by_id.keys()
     truncated: dict[bytes, Coords] = {}
     parts: dict[bytes, list[ChunkTable]] = {}
-    for node_id, layers in _layers(context, entries, deltas).items():
+    for node_id, layers in _layers(entries, loaded).items():
         if node_id not in alive:
             continue  # the node was deleted
         merged = merge_layers(layers)
@@ -493,14 +491,13 @@ def _zones(
     return found
 
 
-def _layers(
-    context: ReadContext, entries: Sequence[DeltaEntry], deltas: Sequence[Delta]
-) -> dict[bytes, list[Layer]]:
+def _layers(entries: Sequence[DeltaEntry], loaded: Mapping[str, Any]) -> dict[bytes, list[Layer]]:
     """The layers of each node's chunks, oldest first."""
     layers: dict[bytes, list[Layer]] = {}
-    for entry, delta in zip(entries, deltas, strict=True):
+    for entry in entries:
         tables: dict[bytes, list[ChunkTable]] = {}
-        manifests = [context.objects.load(ref.blob, Manifest) for ref in entry.manifests]
+        delta: Delta = loaded[entry.log.key]
+        manifests: list[Manifest] = [loaded[ref.blob.key] for ref in entry.manifests]
         for manifest in (delta.embedded, *manifests):
             for part, data in manifest.parts:
                 tables.setdefault(part.node_id, []).append(manifest.decode(part, data))

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.compact.write_leaves import WriteLeaves, Written, leaf_table
+from zarr_manifests.engine.compact.write_leaves import WriteLeaves, Written, leaf_tables
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import ObjectReader, Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
@@ -47,6 +47,7 @@ from zarr_manifests.planning.layout.leaves import (
     layout_of,
 )
 from zarr_manifests.planning.layout.packing import plan_manifests
+from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import (
     bare,
     fold,
@@ -338,12 +339,16 @@ def _coords_there(
     boxes = [leaf.part.box.shared(region) for leaf in near]
     stacks = heap.within(node_id, boxes, kinds_only=True)
     found = [np.empty((0, region.ndim), np.int64)]
+    due = list[tuple[PlacedLeaf, Box, Stack]]()
     for leaf, box, stack in zip(near, boxes, stacks, strict=True):
         is_full = leaf.part.count == leaf.part.box.size
         if is_full and not stack.removes(leaf.merged):  # the usual case of an overwrite
             found.append(box.unravel(np.arange(box.size)))
-            continue
-        table = fold([bare(within(leaf_table(context, heap, leaf), box))], stack.after(leaf.merged))
+        else:
+            due.append((leaf, box, stack))
+    held = leaf_tables(context, heap, [leaf for leaf, _, _ in due])
+    for (leaf, box, stack), inner in zip(due, held, strict=True):
+        table = fold([bare(within(inner, box))], stack.after(leaf.merged))
         found += [] if table is None else [table.coords()]
     return _joined(*found)
 

@@ -219,8 +219,6 @@ class LeavesHere:
     def _encoded(self, index: BaseIndex, batch: Sequence[tuple[int, Part]]) -> list[_Leaf]:
         """Merge and encode these leaves."""
         near = [index.placed_in(leaf.node_id, leaf.box) for _, leaf in batch]
-        blobs = {old.manifest.blob.key: old.manifest.blob for some in near for old in some}
-        self._context.objects.prefetch([(blob, Manifest) for blob in blobs.values()])
         by_node: dict[bytes, list[int]] = {}
         for i, (_, leaf) in enumerate(batch):
             by_node.setdefault(leaf.node_id, []).append(i)
@@ -229,9 +227,10 @@ class LeavesHere:
             found = self._heap.within(node_id, [batch[i][1].box for i in numbers])
             stacks.update(zip(numbers, found, strict=True))
         calls = []
+        olds = [old for some in near for old in some]
+        tables = leaf_tables(self._context, self._heap, olds)
         for i, (_, leaf) in enumerate(batch):
-            tables = [leaf_table(self._context, self._heap, old) for old in near[i]]
-            inner = [within(table, leaf.box) for table in tables]
+            inner = [within(next(tables), leaf.box) for _ in near[i]]
             calls.append(partial(self._encode, leaf, stacks.pop(i), near[i], inner))
         return self._context.runtime.parallel(calls)
 
@@ -275,7 +274,14 @@ class LeavesHere:
         return ref, copy
 
 
-def leaf_table(context: ReadContext, heap: Heap, leaf: PlacedLeaf) -> ChunkTable:
-    """The table of a leaf of the base."""
-    decode = partial(context.objects.table, leaf.manifest, leaf.part, {}, keep=False)
-    return heap.recent.obtain((leaf.manifest.blob.key, leaf.part), decode)
+def leaf_tables(
+    context: ReadContext, heap: Heap, leaves: Sequence[PlacedLeaf]
+) -> Iterator[ChunkTable]:
+    """The tables of leaves of the base, read in one round and decoded one by one."""
+    names = [(leaf.manifest.blob.key, leaf.part) for leaf in leaves]
+    held = [heap.recent.find(name) for name in names]
+    missing = [leaf for leaf, table in zip(leaves, held, strict=True) if table is None]
+    loaded = context.objects.load_all([(leaf.manifest, leaf.part) for leaf in missing])
+    for leaf, name, table in zip(leaves, names, held, strict=True):
+        decode = partial(context.objects.table, leaf.manifest, leaf.part, loaded, keep=False)
+        yield heap.recent.obtain(name, decode) if table is None else table

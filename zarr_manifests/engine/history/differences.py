@@ -64,10 +64,10 @@ def deltas_between(
                 return found
             found.append(delta_of(context, snapshot))
         return None
-    context.objects.prefetch([(entry.log, Delta) for entry in listed])
-    deltas = []
+    loaded = context.objects.load_all([(entry.log, Delta) for entry in listed])
+    deltas = list[Delta]()
     for entry in reversed(listed):
-        delta = context.objects.load(entry.log, Delta)
+        delta = loaded[entry.log.key]
         entry.check(delta)
         deltas.append(delta)
     return deltas
@@ -137,9 +137,9 @@ def tables_of(
         for ref in delta.manifests
         if wanted is None or any(part.node_id in wanted for part in ref.parts)
     ]
-    context.objects.prefetch([(ref.blob, Manifest) for ref in due])
+    loaded = context.objects.load_all([(ref.blob, Manifest) for ref in due])
     manifests = [(delta.embedded, delta.embedded.directory())]
-    manifests += [(context.objects.load(ref.blob, Manifest), ref.parts) for ref in due]
+    manifests += [(loaded[ref.blob.key], ref.parts) for ref in due]
     for manifest, named in manifests:
         if manifest.directory() != named:
             raise CorruptObjectError("a manifest of a delta has other chunk tables than it says")

@@ -100,6 +100,10 @@ class _Decodable(Protocol):
     def from_object(cls, data: bytes, ref: BlobRef) -> Any: ...
 
 
+type Wanted = tuple[BlobRef | ManifestRef, Any]
+"""An object, and the type it is decoded as; or a manifest, and the part of one of its tables."""
+
+
 def _name(ref: BlobRef, kind: type[Any]) -> tuple[Any, ...]:
     """The cache name of a decoded object: the whole pointer, and the type it is decoded as."""
     return OBJECT, ref.name, ref.length, ref.crc32c, kind
@@ -150,19 +154,41 @@ class ObjectReader:
     def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
         return self.cache.obtain(name, make)
 
-    def load_all(
-        self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]], runtime: Runtime | None = None
-    ) -> dict[str, Any]:
-        """Return the decoded objects by name; missing ones are fetched in one parallel round."""
-        by_name = {ref.name: (ref, kind) for ref, kind in wanted}
-        here = [name for name, (ref, kind) in by_name.items() if self.has(ref, kind)]
-        loaded = {name: self.load(*by_name.pop(name)) for name in here}
-        requests = self._requests([*by_name.values()])
+    def load_all(self, wanted: Sequence[Wanted], runtime: Runtime | None = None) -> dict[Any, Any]:
+        """Return what is wanted, by name; missing objects are fetched in one parallel round.
+
+        For a table that is not in memory, that is its block; or the whole manifest, if that is
+        small, wanted as well, in memory, or kept on disk. The result holds what the cache may drop.
+        """
+        loaded: dict[Any, Any] = {}
+        due: dict[str, tuple[BlobRef, type[_Decodable]]] = {}
+        for of, kind in wanted:
+            if isinstance(of, BlobRef):
+                due[of.name] = of, kind
+                continue
+            name = _table_name(of.blob, kind)
+            table = self.cache.find(name)
+            if table is None:
+                holder = self._holder(of, kind)
+                due[holder[0].name] = holder
+            else:
+                loaded[name] = table
+        whole = {ref.key for ref, _ in due.values() if not ref.offset}
+        for place, (ref, kind) in [*due.items()]:
+            here = self.recall(ref, kind)
+            self.meter.add("cache_hits", int(here is not None))
+            if here is None and ref.copy is not None:
+                here = self.load(ref, kind)
+            if here is not None:
+                loaded[place] = here
+            if here is not None or (ref.offset and ref.key in whole):
+                del due[place]
+        requests = self._requests([*due.values()])
         most = len(requests)
         if self.storage.capabilities.turns:
             # More parallel reads do not make a disk faster, and threads cost more than small reads.
-            due = sum(ref.length for ref, _ in by_name.values())
-            most = min(_DISK_ABREAST, 1 + due // _BYTES_A_THREAD)
+            nbytes = sum(ref.length for ref, _ in due.values())
+            most = min(_DISK_ABREAST, 1 + nbytes // _BYTES_A_THREAD)
         groups = [requests[i::most] for i in range(min(most, len(requests)))]
         calls = [partial(self._load_each, group) for group in groups]
         for found in (runtime or self._runtime).parallel(calls):
@@ -199,10 +225,6 @@ class ObjectReader:
                 loaded[ref.name] = self.load(ref, kind, part)
         return loaded
 
-    def prefetch(self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]) -> None:
-        """Fetch objects that are neither cached nor copied into their pointers, in parallel."""
-        self.load_all([(ref, kind) for ref, kind in wanted if not self.has(ref, kind)])
-
     def recall[T](self, ref: BlobRef, kind: type[T]) -> T | None:
         """The cached value of that type for the pointer, or None; fetches and counts nothing."""
         return cast("T | None", self.cache.find(_name(ref, kind)))
@@ -211,38 +233,39 @@ class ObjectReader:
         """Keep a decoded object while there is room."""
         self.cache.keep(_name(ref, type(value)), value)
 
-    def due(
-        self, ref: ManifestRef, part: Part, *, whole: bool = False
-    ) -> list[tuple[BlobRef, type[_Decodable]]]:
-        """What to load for one of the manifest's tables, unless it is in memory.
+    def block_due(self, ref: ManifestRef, part: Part) -> str | None:
+        """Name of the block to fetch for a table; None if none is, or the whole manifest."""
+        blob, kind = self._holder(ref, part)
+        return None if kind is Manifest or self.has(ref, part) else blob.name
 
-        That is its block; or the whole manifest, if `whole` is set, it is small, is in memory, or
-        is kept on disk.
-        """
-        if self.has_table(ref.blob, part):
-            return []
-        block = None if whole else self._block(ref, part)
-        return [(ref.blob, Manifest) if block is None else (block[0], Block)]
+    def _holder(self, ref: ManifestRef, part: Part) -> tuple[BlobRef, type[Block | Manifest]]:
+        """The object to load for a table."""
+        block = None if self._is_read_whole(ref) else ref.block(part)
+        return (ref.blob, Manifest) if block is None else (block[0], Block)
 
-    def _block(self, ref: ManifestRef, part: Part) -> tuple[BlobRef, int] | None:
-        here = ref.blob.copy is not None or self._disk is not None or self.has(ref.blob, Manifest)
-        return None if here else ref.block(part)
+    def _is_read_whole(self, ref: ManifestRef) -> bool:
+        return ref.blob.copy is not None or self._disk is not None or self.has(ref.blob, Manifest)
 
     def table(
-        self, ref: ManifestRef, part: Part, loaded: Mapping[str, Any], *, keep: bool = True
+        self, ref: ManifestRef, part: Part, loaded: Mapping[Any, Any], *, keep: bool = True
     ) -> ChunkTable:
-        """One of the manifest's tables; `loaded` may have what `due` says.
+        """One of the manifest's tables, from what `load_all` found, as far as that has it.
 
         It stays in memory only if `keep` is set.
         """
+        held: ChunkTable | None = loaded.get(_table_name(ref.blob, part)) if loaded else None
+        if held is not None:
+            return held
 
         def find() -> bytes:
-            manifest = loaded.get(ref.blob.key)
-            at = self._block(ref, part) if manifest is None else None
-            if at is None:
+            manifest, at = loaded.get(ref.blob.key), ref.block(part)
+            if manifest is not None or at is None:
                 return (manifest or self.load(ref.blob, Manifest)).data(part)
             block, number = at
-            tables = (loaded.get(block.name) or self.load(block, Block)).tables
+            held = loaded.get(block.name)
+            if held is None and self._is_read_whole(ref):
+                return self.load(ref.blob, Manifest).data(part)
+            tables = (held or self.load(block, Block)).tables
             if number >= len(tables):
                 raise CorruptObjectError(f"{ref.blob.key} has no such table in a block")
             return cast(bytes, tables[number])
@@ -263,8 +286,10 @@ class ObjectReader:
         """Whether a chunk table in the object is in memory."""
         return _table_name(ref, part) in self.cache
 
-    def has(self, ref: BlobRef, kind: type[_Decodable]) -> bool:
-        """Whether `load` needs no request now."""
+    def has(self, ref: BlobRef | ManifestRef, kind: Any) -> bool:
+        """Whether loading that, an object or a table of a manifest, needs no request now."""
+        if isinstance(ref, ManifestRef):
+            return self.has_table(ref.blob, kind) or self.has(*self._holder(ref, kind))
         return ref.copy is not None or _name(ref, kind) in self.cache
 
     def is_near(self, ref: BlobRef, *kinds: type[_Decodable]) -> bool:
@@ -378,7 +403,8 @@ class AtHand(ObjectReader):
 
 
 def _table_name(ref: BlobRef, part: Part) -> tuple[Any, ...]:
-    return "table", ref.key, ref.length, ref.crc32c, part
+    box = part.box  # without the part itself, whose hash is made in Python
+    return "table", ref.key, ref.length, ref.crc32c, part.node_id, box.lo, box.hi, part.count
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from zarr_manifests.engine.objects.decoded_cache import DecodedCache
-from zarr_manifests.engine.objects.metadata import ObjectReader
+from zarr_manifests.engine.objects.metadata import ObjectReader, Wanted
 from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
@@ -44,6 +44,8 @@ _FEW: Final = 8
 _ANY_NODE: Final = b""
 _BLOCKS: Final = 4
 """Number of blocks of a manifest that are fetched one by one before the whole is."""
+_SHARE: Final = 4
+"""A manifest that takes a larger share of the cache may not stay there, so only blocks are read."""
 _MERGED_ROWS: Final = 1_000_000
 """Rows up to which what is pending in a box is not merged early."""
 
@@ -106,22 +108,24 @@ class SnapshotTables:
                 self._objects.remember(base, found)
         return found
 
-    def _leaf(self, leaf: PlacedLeaf, loaded: Mapping[str, Any]) -> ChunkTable:
+    def _leaf(self, leaf: PlacedLeaf, loaded: Mapping[Any, Any]) -> ChunkTable:
         """The leaf's table; `loaded` may have what was loaded of its manifest."""
         return self._objects.table(leaf.manifest, leaf.part, loaded)
 
-    def _due_leaves(self, leaves: Sequence[PlacedLeaf]) -> list[tuple[BlobRef, Any]]:
-        """What to load for the leaves whose tables are not in memory."""
-        return [due for leaf in leaves for due in self._objects.due(leaf.manifest, leaf.part)]
+    @staticmethod
+    def _due_leaves(leaves: Sequence[PlacedLeaf]) -> list[Wanted]:
+        """What to load for the leaves."""
+        return [(leaf.manifest, leaf.part) for leaf in leaves]
 
-    def _due_of(self, ref: ManifestRef, part: Part) -> list[tuple[BlobRef, Any]]:
+    def _due_of(self, ref: ManifestRef, part: Part) -> list[Wanted]:
         """What to load for one chunk of a table; of a manifest that was asked often, all of it."""
-        due: list[tuple[BlobRef, Any]] = self._objects.due(ref, part)
-        if not due or not due[0][0].offset:
-            return due
+        block = self._objects.block_due(ref, part)
+        if block is None:
+            return [(ref, part)]
         asked = self._asked.setdefault(ref.blob.key, set())
-        asked.add(due[0][0].name)
-        return due if len(asked) <= _BLOCKS else self._objects.due(ref, part, whole=True)
+        asked.add(block)
+        stays = _SHARE * ref.blob.length <= self._objects.cache.max_size
+        return [(ref.blob, Manifest)] if stays and len(asked) > _BLOCKS else [(ref, part)]
 
     def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
         found: Overlay | None = self._objects.cache.find(self._overlay_name(node_id, after))
@@ -135,8 +139,8 @@ class SnapshotTables:
         return what, self.ref.key, self.ref.crc32c, node_id
 
     def _fetch(
-        self, node_id: bytes, afters: Set[int], leaves: Sequence[tuple[BlobRef, Any]] = ()
-    ) -> tuple[dict[int, Overlay], dict[str, Any]]:
+        self, node_id: bytes, afters: Set[int], leaves: Sequence[Wanted] = ()
+    ) -> tuple[dict[int, Overlay], dict[Any, Any]]:
         """Fetch in one round; return overlays by the sequence they follow, and objects by key.
 
         The objects include `leaves`, which `_due_leaves` has found.
@@ -150,12 +154,13 @@ class SnapshotTables:
         live = self._sources(node_id)
         sources = live.sources if layers is None else ()
         loaded = self._load(sources, leaves)
+        is_one = layers is None and not self.index.may_be_merged(node_id, live.oldest, MAX_NUMBER)
 
         def merge(after: int) -> Overlay:
             nonlocal layers
             if layers is None:
                 layers = self._layers(node_id, sources, loaded, keep=False)
-                if self.index.may_be_merged(node_id, live.oldest, MAX_NUMBER):
+                if not is_one:
                     cache.keep(name, layers)  # there are other overlays to be made of them
             return self._merged([layer for last, layer in layers if last > after])
 
@@ -175,9 +180,9 @@ class SnapshotTables:
         node_id: bytes,
         afters: Set[int],
         sources: Sequence[TableSource],
-        leaves: Sequence[tuple[BlobRef, Any]] = (),
+        leaves: Sequence[Wanted] = (),
         coords: IndexArray | None = None,
-    ) -> tuple[dict[int, Overlay], dict[str, Any]]:
+    ) -> tuple[dict[int, Overlay], dict[Any, Any]]:
         """Like `_fetch`, but only of these sources, and only of these chunks if any are given.
 
         If everything is in memory, everything is merged and kept instead.
@@ -193,23 +198,20 @@ class SnapshotTables:
             for after in afters
         }, loaded
 
-    def _load(
-        self, sources: Sequence[TableSource], leaves: Sequence[tuple[BlobRef, Any]]
-    ) -> dict[str, Any]:
+    def _load(self, sources: Sequence[TableSource], leaves: Sequence[Wanted]) -> dict[Any, Any]:
         """The objects by key; missing ones are fetched in one round."""
         due = [one for source in sources for one in self._due_source(source)]
         return self._objects.load_all([*due, *leaves])
 
-    def _due_source(self, source: TableSource) -> list[tuple[BlobRef, Any]]:
+    def _due_source(self, source: TableSource) -> list[Wanted]:
         """What to load for all tables of the node in a source."""
         if source.manifest is None:
             return [] if self._is_open(source) else [(source.blob, source.kind)]
-        due = (self._objects.due(source.manifest, part) for part in source.parts)
-        return [one for some in due for one in some]
+        return [(source.manifest, part) for part in source.parts]
 
-    def _due_places(self, places: Sequence[TablePlace]) -> list[tuple[BlobRef, Any]]:
+    def _due_places(self, places: Sequence[TablePlace]) -> list[Wanted]:
         """What to load for one chunk of these tables."""
-        due: list[tuple[BlobRef, Any]] = []
+        due: list[Wanted] = []
         for place in places:
             manifest = place.source.manifest
             if manifest is None:
@@ -234,7 +236,7 @@ class SnapshotTables:
         self,
         node_id: bytes,
         sources: Sequence[TableSource],
-        loaded: Mapping[str, Any],
+        loaded: Mapping[Any, Any],
         coords: IndexArray | None = None,
         *,
         keep: bool,
@@ -293,7 +295,7 @@ class SnapshotTables:
         node_id: bytes,
         source: TableSource,
         number: int,
-        loaded: Mapping[str, Any],
+        loaded: Mapping[Any, Any],
         *,
         keep: bool = True,
     ) -> ChunkTable:

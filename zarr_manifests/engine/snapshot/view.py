@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.engine.objects.metadata import AtHand, NotAtHandError, ObjectReader
+from zarr_manifests.engine.objects.metadata import AtHand, NotAtHandError, ObjectReader, Wanted
 from zarr_manifests.engine.snapshot.base_pages import (
     BasePages,
     NodeIds,
@@ -254,7 +254,7 @@ class SnapshotView(SnapshotTables):
                     return None if isinstance(ref, Unset) else ref
         due = self._leaf_at(node_id, coords)
         after = due[0].merged if due else 0
-        loaded: dict[str, Any] = {}
+        loaded: dict[Any, Any] = {}
         overlay = self._known_overlay(node_id, after)
         if overlay is None:
             reach = self._sources(node_id).reach(coords, after)
@@ -342,7 +342,7 @@ class SnapshotView(SnapshotTables):
         return self._in_leaf(coords, due, loaded)
 
     def _in_leaf(
-        self, coords: Coords, leaves: Sequence[PlacedLeaf], loaded: Mapping[str, Any]
+        self, coords: Coords, leaves: Sequence[PlacedLeaf], loaded: Mapping[Any, Any]
     ) -> ChunkRef | None:
         for leaf in leaves:
             if not loaded and not self._objects.has_table(leaf.manifest.blob, leaf.part):
@@ -354,7 +354,7 @@ class SnapshotView(SnapshotTables):
             return ref
         return None
 
-    def _due_leaf(self, leaves: Sequence[PlacedLeaf]) -> list[tuple[BlobRef, Any]]:
+    def _due_leaf(self, leaves: Sequence[PlacedLeaf]) -> list[Wanted]:
         """What is due first for one chunk of the leaves."""
         return [due for leaf in leaves for due in self._due_of(leaf.manifest, leaf.part)]
 
