@@ -145,7 +145,7 @@ class Branch(Record):
     ahead : tuple of BlobRef
         Digests and deltas that opening the head needs and of which it carries no copies.
     index : BlobRef or None
-        Directory of the branch's index of leaves.
+        Directory of the branch's zone maps.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The same data in another layout: runs, merged leaves, repacked chunks, the index of leaves.
+"""The same data in another layout: runs, merged leaves, repacked chunks, zone maps.
 
 What reading does not need is imported when it is used.
 """
