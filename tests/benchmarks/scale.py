@@ -27,11 +27,12 @@ from storages import CountingStorage, Record
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.merge_leaves import encoded_base
 from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.format.envelope import HEADER_BYTES
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Count
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.leaves import LEAF_ROWS, ArrayFacts, layout_of
+from zarr_manifests.planning.layout.leaves import ArrayFacts, layout_of
 from zarr_manifests.planning.layout.packing import plan_manifests
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
@@ -50,6 +51,7 @@ OPERATIONS: Final = {
 _READS: Final = ("get", "get_ranges", "get_tagged", "head")
 _FREE: Final = ("sync", "delete", "delete_many")
 _LISTED: Final = 1_000
+_MANIFEST_REFS: Final = 1_000_000
 """Keys in an answer to a listing."""
 
 
@@ -138,8 +140,8 @@ class Scale:
     costs: dict[str, Cost]
 
 
-def _config(leaf_chunks: int) -> dict[str, Any]:
-    sets = [{"default": {"max-manifest-size": leaf_chunks}}]
+def _config(manifest_refs: int) -> dict[str, Any]:
+    sets = [{"default": {"max-manifest-size": manifest_refs}}]
     return {"compaction": {"mode": "manual"}, "chunk-manifests": {"sets": sets}}
 
 
@@ -151,10 +153,10 @@ def _set(session: Any, chunks: range) -> None:
         session.store.set_virtual_refs("v", **refs_of(rows, step))
 
 
-def measure(chunks: int, leaf_chunks: int = LEAF_ROWS) -> Scale:
+def measure(chunks: int, manifest_refs: int = _MANIFEST_REFS) -> Scale:
     """Make a repository of that many chunks, in memory, and count what each operation asks for."""
     storage = CountingStorage(MemoryStorage())
-    session = zm.create(storage, _config(leaf_chunks)).writable_session()
+    session = zm.create(storage, _config(manifest_refs)).writable_session()
     _set(session, range(chunks))
     session.commit("refs")
     costs: dict[str, Cost] = {}
@@ -207,14 +209,14 @@ def _layout(storage: CountingStorage, chunks: int) -> Layout:
     return Layout(chunks, tuple(sizes("manifests")), base, tuple(pages))
 
 
-def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> Layout:
+def plan_layout(chunks: int, sample: Layout, manifest_refs: int = _MANIFEST_REFS) -> Layout:
     """Which objects a repository of that many chunks has once it is compacted.
 
     A chunk ref takes as many bytes as in the sample, and the sizes of manifests differ as they do
     there: that decides how well the directory is compressed.
     """
     storage = MemoryStorage()
-    session = zm.create(storage, _config(leaf_chunks)).writable_session()
+    session = zm.create(storage, _config(manifest_refs)).writable_session()
     session.store.set_sync("v/zarr.json", cpu.Buffer.from_bytes(document(chunks // TILES)))
     session.commit("array")
     workspace = workspace_of(session.store)
@@ -236,8 +238,8 @@ def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> La
         length = round(planned.refs * sum(sample.manifests) / sample.chunks * rng.normal(1, spread))
         blob = BlobRef(keys.next("manifests"), length, int(rng.integers(2**32)))
         n = len(planned.leaves)
-        each = length // n
-        places = [(24 + at * each, each, int(rng.integers(2**32)), 0) for at in range(n)]
+        each = (length - HEADER_BYTES) // n
+        places = [(HEADER_BYTES + at * each, each, int(rng.integers(2**32)), 0) for at in range(n)]
         nbytes = [int(rng.normal(45_000, 10)) * leaf.count for leaf in planned.leaves]
         manifests.append(
             ManifestRef(blob, planned.leaves, (1,) * n, "default", tuple(places), tuple(nbytes))
@@ -253,7 +255,7 @@ def plan_layout(chunks: int, sample: Layout, leaf_chunks: int = LEAF_ROWS) -> La
     )
 
 
-def plan(chunks: int, sample: Scale, leaf_chunks: int = LEAF_ROWS) -> Scale:
+def plan(chunks: int, sample: Scale, manifest_refs: int = _MANIFEST_REFS) -> Scale:
     """What each operation costs in a repository of that many chunks, given a measured one.
 
     The sample has leaves that are as full. What differs from it, with `d` for a difference:
@@ -267,7 +269,7 @@ def plan(chunks: int, sample: Scale, leaf_chunks: int = LEAF_ROWS) -> Scale:
     - `collect` reads the root ten times, and all objects; it lists a thousand keys at a time.
     """
     old = sample.layout
-    new = plan_layout(chunks, old, leaf_chunks)
+    new = plan_layout(chunks, old, manifest_refs)
     base = new.base - old.base
     pages, all_pages = len(new.pages) - len(old.pages), sum(new.pages) - sum(old.pages)
     page = max(new.pages, default=0) - max(old.pages, default=0)
@@ -323,7 +325,7 @@ def sized(nbytes: float) -> str:
 
 def kept(scales: Sequence[tuple[str, Scale]], prices: Prices) -> str:
     """What is stored, as a Markdown table."""
-    lines = ["| chunks | leaves | manifests | base | pages | $ a month |"]
+    lines = ["| chunks | manifests | bytes | base | pages | $ a month |"]
     lines.append("|---|---:|---:|---:|---:|---:|")
     for name, scale in scales:
         of = scale.layout
