@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
-from zarr_manifests.engine.objects.chunk_cache import ChunkCache
 from zarr_manifests.engine.objects.coalescing import CoalescedReads
+from zarr_manifests.engine.objects.decoded_cache import ChunkCache
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,

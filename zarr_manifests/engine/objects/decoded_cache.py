@@ -2,7 +2,7 @@
 
 Invariants:
 
-- *Bounded.* Values take at most `max_size`, estimated by `decoded_sizes`; a larger value may stay
+- *Bounded.* Values take at most `max_size`, estimated by `decoded_bytes`; a larger value may stay
   as the one added last, with at most half of `max_size` besides. There are two parts: objects,
   which cost a request to get again, and values made from them (chunk tables, overlays). The least
   recently used value of the larger part is dropped first. So objects, such as the deltas of the
@@ -13,20 +13,37 @@ Invariants:
   Making a value must never wait for a pool thread, since all of these may be waiting here.
 - *Fork-safe.* A child of `os.fork` keeps the cached values, has a free lock, and waits for no
   thread of its parent.
+
+Chunk bytes have a cache of the same kind (`ChunkCache`).
+
+Sizes are estimated. A value is traversed, and every object in it counts once, with the size that
+Python reports. An array counts with the buffer it is a view of; a constant column's buffer holds a
+single number. Objects shared by the whole process (small numbers, classes, the empty tuple) are not
+excluded, since they matter little beside bytes, strings, arrays and containers. The way to traverse
+a type is computed once per type, and of a long sequence, whose items are alike, only a sample is
+measured. Snapshots and read list entries, which every commit reads and writes, are not traversed:
+their sizes are computed from constants.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from typing import Any, Final
 
+import numpy as np
+
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.objects.decoded_sizes import decoded_bytes
+from zarr_manifests.engine.objects.disk_cache import DiskCache
+from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime
 
@@ -182,3 +199,169 @@ def _restart_caches() -> None:
 
 
 os.register_at_fork(after_in_child=_restart_caches)
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+type _Parts = Callable[[Any], Sequence[Any]]
+_MOST: Final = 16
+_SNAPSHOT_BYTES: Final = 1000
+_BLOB_BYTES: Final = 200
+_NUMBER_BYTES: Final = 100
+_LISTED_BYTES: Final = 450
+_PART_BYTES: Final = 400
+_MANIFEST_BYTES: Final = 500
+_COUNT_BYTES: Final = 170
+
+
+def decoded_bytes(value: Any) -> int:
+    """Return the estimated bytes of memory of the value and everything in it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.engine.objects.decoded_cache import decoded_bytes
+    >>> 80_000 <= decoded_bytes((np.zeros(10_000), b"")) <= 81_000
+    True
+    """
+    total, due = 0.0, list[tuple[Any, float]]([(value, 1.0)])
+    seen: set[int] = set()
+    while due:
+        item, weight = due.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        kind = type(item)
+        if kind is DeltaEntry:
+            total += weight * _entry_bytes(item)
+            continue
+        if kind is Snapshot:
+            blobs = [blob for blob in (item.parent, item.base, item.log) if blob is not None]
+            copies = sum(len(blob.copy or b"") for blob in blobs)
+            numbers = _NUMBER_BYTES * (len(item.totals) + len(item.sums))
+            total += weight * (_SNAPSHOT_BYTES + _BLOB_BYTES * len(blobs) + copies + numbers)
+            rest = item.deltas, item.message, item.metadata, item.marks, item.digests
+            due.extend([(part, weight) for part in rest if part])
+            continue
+        total += weight * sys.getsizeof(item)
+        if kind not in _PARTS:
+            _PARTS[kind] = _parts_of(kind)
+        get = _PARTS[kind]
+        if get is None:
+            continue
+        parts = get(item)
+        if len(parts) > _MOST:
+            some = parts[:: len(parts) // _MOST | 1]  # odd: samples both of alternating items
+            parts, weight = some, weight * len(parts) / len(some)
+        due.extend([(part, weight) for part in parts])
+    return int(total)
+
+
+def _entry_bytes(entry: DeltaEntry) -> int:
+    parts = len(entry.embedded) + sum(len(ref.parts) for ref in entry.manifests)
+    more = _PART_BYTES * parts + _MANIFEST_BYTES * len(entry.manifests)
+    more += _COUNT_BYTES * len(entry.counts) + len(entry.log.copy or b"")
+    return _LISTED_BYTES + more
+
+
+def _parts_of(kind: type) -> _Parts | None:
+    """How to get the parts of a value of this type; None if it has none."""
+    if issubclass(kind, tuple | list):
+        return _itself
+    if issubclass(kind, Mapping):
+        return _keys_and_values
+    if issubclass(kind, np.ndarray):
+        return _base
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    if len(names) > 1:
+        return attrgetter(*names)
+    return None if not names else _only(names[0])
+
+
+def _itself(item: Sequence[Any]) -> Sequence[Any]:
+    return item
+
+
+def _keys_and_values(item: Mapping[Any, Any]) -> Sequence[Any]:
+    return (*item.keys(), *item.values())
+
+
+def _base(item: np.ndarray[Any, Any]) -> Sequence[Any]:
+    return () if item.base is None else (item.base,)
+
+
+def _only(name: str) -> _Parts:
+    get = attrgetter(name)
+    return lambda item: (get(item),)
+
+
+_PARTS: dict[type, _Parts | None] = {}
+
+
+# --- chunks ---------------------------------------------------------------------------------------
+
+
+class ChunkCache:
+    """Chunk bytes by their `NativeRef` or `VirtualRef`.
+
+    A chunk is identified by the range of its object and its checksum, a virtual chunk by all that
+    its ref records. So the cache never returns another chunk, nor another version of one. Only
+    whole chunks that match their checksums are kept: a virtual chunk, if it is remote and its ref
+    records an etag, a time or a checksum (while it is kept, a change of its file is not noticed),
+    and no inline chunk, which is in the metadata. A chunk larger than `chunk_bytes` is not kept.
+    The cache is shared by all sessions of a repository object. It is not pickled: a copy in another
+    process starts empty.
+    """
+
+    def __init__(
+        self, options: CacheOptions, runtime: Runtime, meter: Meter, disk: DiskCache | None = None
+    ) -> None:
+        self._disk = disk if options.chunks else None
+        bounds = CacheOptions(max_size=options.chunk_bytes, expire_ms=options.expire_ms)
+        self._kept = DecodedCache(bounds, runtime, meter)
+        self._meter = meter
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the kept chunks take."""
+        return self._kept.nbytes
+
+    def find(self, ref: NativeRef | VirtualRef) -> bytes | None:
+        """The chunk's bytes; None if they are not cached."""
+        data: bytes | None = self._kept.find(_name(ref))
+        self._meter.add("chunk_cache_misses" if data is None else "chunk_cache_hits")
+        if data is None and self._disk is not None:
+            data = self._disk.get_chunk(_identity(ref), ref.length)
+            if data is not None:
+                self._keep(ref, data)
+        return data
+
+    def holds(self, ref: NativeRef | VirtualRef) -> bool:
+        """Whether the chunk is there, as far as can be told without reading it."""
+        if _name(ref) in self._kept:
+            return True
+        return self._disk is not None and self._disk.has_chunk(_identity(ref))
+
+    def keep(self, ref: NativeRef | VirtualRef, data: bytes) -> None:
+        """Keep a whole chunk; the caller has compared its checksum."""
+        self._keep(ref, data)
+        if self._disk is not None:
+            self._disk.put_chunk(_identity(ref), data)
+
+    def _keep(self, ref: NativeRef | VirtualRef, data: bytes) -> None:
+        if ENTRY_BYTES + decoded_bytes(data) <= self._kept.max_size:
+            self._kept.keep(_name(ref), data)
+
+
+def _identity(ref: NativeRef | VirtualRef) -> bytes:
+    """What identifies the chunk's bytes: all that its ref records."""
+    if isinstance(ref, NativeRef):
+        return repr((ref.key, ref.offset, ref.length, ref.crc32c)).encode()
+    source = ref.source
+    version = source.etag, source.modified_ms, source.nbytes
+    place = source.container, source.path, ref.offset, ref.length, ref.crc32c
+    return repr((*place, *version)).encode()
+
+
+def _name(ref: NativeRef | VirtualRef) -> tuple[Any, ...]:
+    return ref if isinstance(ref, NativeRef) else ("elsewhere", _identity(ref))

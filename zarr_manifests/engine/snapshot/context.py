@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, Config
-from zarr_manifests.engine.objects.chunk_cache import ChunkCache
+from zarr_manifests.engine.objects.decoded_cache import ChunkCache
 from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.engine.objects.metadata import ObjectReader, Objects
 from zarr_manifests.engine.root.create import create_repository
