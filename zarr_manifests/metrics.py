@@ -5,7 +5,7 @@ Any thread may add to a `Meter`; `Metrics` is its state at one moment. Invariant
 - Counts never decrease, and no addition is lost to another thread.
 - Counts belong to this process: a child of `os.fork` starts at zero, and pickles carry none. So
   `process_totals` is the sum over all meters, including those already garbage-collected.
-- Adding costs at most a lock that is held for a few additions. A read of a chunk takes none.
+- Adding costs a lock that is held for two additions.
 
 Where a process imports `opentelemetry.metrics`, each field of `Metrics` is an observable counter,
 read when somebody collects. Opening a repository looks for the import, but never imports it.
@@ -13,13 +13,12 @@ read when somebody collects. Opening a repository looks for the import, but neve
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any, Final
 
 from zarr_manifests.runtime import ForkSafeLock
@@ -121,7 +120,6 @@ class Metrics:
         return Metrics(**{name: n - before[name] for name, n in self.to_dict().items()})
 
 
-_MOST_UNCOUNTED: Final = 1000
 _NAMES: Final = tuple(field.name for field in fields(Metrics))
 
 
@@ -148,10 +146,11 @@ class Meter:
             _TOTALS[name] += n
 
     def read_request(self, read_bytes: int) -> None:
-        """Count a successful read without taking the lock, since every chunk read does this."""
-        _READS.append((self._counts, read_bytes))
-        if len(_READS) > _MOST_UNCOUNTED:
-            _settle()
+        """Count a successful read."""
+        with _LOCK:
+            for counts in (self._counts, _TOTALS):
+                counts["read_requests"] += 1
+                counts["bytes_read"] += read_bytes
 
     def request(self, kind: str, written_bytes: int = 0) -> None:
         """Count a storage call; `kind` is the name of its count."""
@@ -162,30 +161,16 @@ class Meter:
     def read(self) -> Metrics:
         """The counts at this moment."""
         with _LOCK:
-            _settle()
             return Metrics(**self._counts)
 
 
 # Reentrant: a signal handler or finalizer may count on the thread that holds it.
 _LOCK: Final = ForkSafeLock()
 _TOTALS: Final = dict.fromkeys(_NAMES, 0)
-_READS: Final = deque[tuple[dict[str, int], int]]()
-"""Reads that are not counted yet: the counts of their meter, and their bytes."""
 _METERS: Final = weakref.WeakSet[Meter]()
 
 
-def _settle() -> None:
-    """Count the reads in the queue."""
-    with _LOCK, contextlib.suppress(IndexError):  # the queue is empty
-        while True:
-            of_meter, nbytes = _READS.popleft()
-            for counts in (of_meter, _TOTALS):
-                counts["read_requests"] += 1
-                counts["bytes_read"] += nbytes
-
-
 def _restart() -> None:
-    _READS.clear()
     for counts in (_TOTALS, *(meter._counts for meter in list(_METERS))):
         counts.update(dict.fromkeys(_NAMES, 0))
 
@@ -196,40 +181,35 @@ os.register_at_fork(after_in_child=_restart)
 def process_totals() -> Metrics:
     """Counts of all repositories of this process together."""
     with _LOCK:
-        _settle()
         return Metrics(**_TOTALS)
 
 
 _UNITS = {"bytes": "By", "requests": "{request}", "refs": "{ref}", "files": "{file}"}
 
 
-class _Connection:
-    lock = ForkSafeLock()
-    made = False
+_OFFERING: Final = ForkSafeLock()
 
 
 def connect() -> None:
     """Offer the counts to OpenTelemetry, if it was imported and they are not offered yet."""
-    if _Connection.made or "opentelemetry.metrics" not in sys.modules:
-        return
-    with _Connection.lock:
-        if _Connection.made:
-            return
-        _Connection.made = True
-        from opentelemetry import metrics
-
-        meter = metrics.get_meter("zarr_manifests")
-        for field in fields(Metrics):
-            meter.create_observable_counter(
-                f"zarr_manifests.{field.name}",
-                [_observer(field.name, metrics.Observation)],
-                unit=next((_UNITS[w] for w in field.name.split("_") if w in _UNITS), "1"),
-                description=f"zarr_manifests.metrics.Metrics.{field.name} of this process",
-            )
+    if "opentelemetry.metrics" in sys.modules:
+        with _OFFERING:
+            _offer()
 
 
-def _observer(name: str, observation: Callable[[int], Any]) -> Callable[[Any], Iterable[Any]]:
-    def observe(_: Any) -> Iterable[Any]:
-        return [observation(getattr(process_totals(), name))]
+@cache
+def _offer() -> None:
+    from opentelemetry import metrics
 
-    return observe
+    meter = metrics.get_meter("zarr_manifests")
+    for name in _NAMES:
+
+        def observe(_: Any, name: str = name) -> Iterable[Any]:
+            return [metrics.Observation(getattr(process_totals(), name))]
+
+        meter.create_observable_counter(
+            f"zarr_manifests.{name}",
+            [observe],
+            unit=next((_UNITS[w] for w in name.split("_") if w in _UNITS), "1"),
+            description=f"zarr_manifests.metrics.Metrics.{name} of this process",
+        )
