@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
@@ -45,9 +44,21 @@ def show_progress(told: Progress | None = None) -> Iterator[None]:
     True
     """
     if told is None:
+        from rich import progress
         from rich.console import Console
 
-        with bars(Console(stderr=True), "working"):
+        console = Console(stderr=True)
+        columns = (
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(20),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TimeRemainingColumn(),
+        )
+        hidden = not (console.is_terminal or console.is_jupyter)
+        shown = progress.Progress(*columns, console=console, transient=True, disable=hidden)
+        with shown, show_progress(_Bars(shown)):
             yield
         return
     token = _TOLD.set(told)
@@ -57,33 +68,14 @@ def show_progress(told: Progress | None = None) -> Iterator[None]:
         _TOLD.reset(token)
 
 
-@contextmanager
-def bars(console: Console, what: str) -> Iterator[None]:
-    """Draw a bar for the work in the block; `what` it is until the work itself says so."""
-    from rich import progress
-
-    columns = (
-        progress.SpinnerColumn(),
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(20),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    hidden = not (console.is_terminal or console.is_jupyter)
-    shown = progress.Progress(*columns, console=console, transient=True, disable=hidden)
-    with shown, show_progress(_Bars(shown, what)):
-        yield
-
-
 class _Bars:
     """Shows the stage that was told of last."""
 
-    def __init__(self, shown: RichProgress, what: str) -> None:
+    def __init__(self, shown: RichProgress) -> None:
         self._shown = shown
         self._tasks: dict[str, TaskID] = {}
         self._now = ""
-        self._task(what)
+        self._task("working")  # until the work itself says what it does
 
     def __call__(self, stage: str, done: int) -> None:
         self._shown.update(self._task(stage), completed=done)
