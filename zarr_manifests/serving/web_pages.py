@@ -21,7 +21,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from xarray.backends.zarr import FillValueCoder
 
@@ -33,7 +33,6 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
 from zarr_manifests.picturing import ChunkMap, as_table
 from zarr_manifests.picturing.graph import graph_shapes
-from zarr_manifests.report import plain
 from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops
 from zarr_manifests.repository import graph_of
 from zarr_manifests.serving.answers import OpenSnapshot, Served, status_of
@@ -56,7 +55,7 @@ _LONG_SIDE: Final = 384  # four times as many cells in a row, which fill 26 line
 
 
 class Pages:
-    """The pages of a repository, and what their script asks for.
+    """The pages of a repository.
 
     Parameters
     ----------
@@ -90,7 +89,6 @@ class Pages:
             "/compare": self._compare,
             "/tree/{version}": self._tree,
             "/array/{version}/{path:path}": self._array,
-            "/chunks/{version}/{path:path}": self._chunks,
             "/diff/{old}/{new}": self._diff,
             "/diff/{old}/{new}/{path:path}": self._array_diff,
         }
@@ -208,17 +206,6 @@ class Pages:
             table=table,
             look=_look(request, {"": array}, array.start(changed, table)),
         )
-
-    def _chunks(self, request: Request) -> Response:
-        """The grid of chunks, and what is stored and changed in each cell of it, as JSON."""
-        (opened,) = self._asked(request, "version")
-        array = _ShownArray.at(opened, request.path_params["path"])
-        changed = array.changed(self._written_by(self._commit(opened)["info"]))
-        found = array.chunk_map()
-        told = plain(found)
-        told |= told.pop("folding")
-        told["changed"] = None if changed is None else found.folding.place(changed).tolist()
-        return JSONResponse(told, headers={"Cache-Control": "no-cache"})
 
     # --- differences -------------------------------------------------------------------------
 

@@ -78,7 +78,6 @@ def test_arrays_without_values_to_draw_have_a_page_too(url: str, sample: Sample)
         answer = get(url, f"/array/{at}/odd/{name}")
         assert answer.status == 200, name
         assert words in answer.text, name
-        assert get(url, f"/chunks/{at}/odd/{name}").status == 200
 
 
 def test_a_commit_after_expired_ones_has_a_page(tmp_path: Path) -> None:
