@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import groupby
-from operator import attrgetter
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
 from zarr_manifests.cli.looking import value_text
-from zarr_manifests.cli.verbs import Pairs, Repo, Told, pairs, say, styled, verb, write_error
+from zarr_manifests.cli.verbs import Pairs, Repo, Told, pairs, styled, verb, write_error
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
-from zarr_manifests.ondemand import need
 from zarr_manifests.rendering import columns
 from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from zarr_manifests.config import Config
     from zarr_manifests.reports import ArrayPlace, ManifestLayout
-
-_INK: Final = "#22303c"
-_PALE: Final = "#dde2e7"
-_COLORS: Final = (
-    "#d1495b", "#1f77a4", "#8fc1d9", "#2f9c7f", "#a5d6c4", "#b58b2b", "#e2cb8e", "#6d6aa8",
-    "#bdbbdd",
-)  # fmt: skip
-_PALE_ONES: Final = frozenset(_COLORS[2::2])
-_MOST_ROWS: Final = 48
 
 run_config = typer.Typer(
     help="Show, change and check configurations; metadata of a repository.", no_args_is_help=True
@@ -89,14 +75,6 @@ def validate(file: typer.FileBinaryRead) -> object:
     config = _read_config(file)
     name = getattr(file, "name", "<stdin>")
     return Told(config.to_dict(), [f"{name}: good"])
-
-
-@run_config.command()
-def schema() -> None:
-    """Print the JSON Schema of configurations, for editors."""
-    from zarr_manifests.config import config_schema
-
-    say(json.dumps(config_schema(), indent=2))
 
 
 @run_config.command()
@@ -175,7 +153,6 @@ def run_explain(
     *,
     at: str = "main",
     config: typer.FileBinaryRead | None = None,
-    plot: str | None = None,
 ) -> object:
     """Show each array's matching rule, its set and manifests, and why it overflowed.
 
@@ -186,19 +163,12 @@ def run_explain(
     config : -c FILE
         What a full compaction with this configuration would give; a YAML file, - for standard
         input. Nothing is written.
-    plot :
-        Draw it into this PNG file (needs matplotlib).
     """
     if config is not None and array is not None:
         raise InvalidArgumentError("give an ARRAY or --config, not both")
     given = None if config is None else _read_config(config)
     now = repo.explain_manifests(at, costs=given is not None)
     then = now if given is None else repo.explain_manifests(at, config=given)
-    if plot is not None:
-        try:
-            _plot(plot, then, "Manifests" if given is None else "Manifests as planned")
-        except OSError as error:
-            raise InvalidArgumentError(f"{plot} cannot be written: {error.strerror}") from error
     if array is not None:
         chosen = _named(now, array)
         return Told(chosen, _leaves(now, chosen))
@@ -293,63 +263,3 @@ def _costs(now: ManifestLayout, then: ManifestLayout) -> Any:
     ):
         table.add_row(what, *(said(costs[name]) for costs in (now.costs, then.costs) if costs))
     return table
-
-
-def _plot(path: str, layout: ManifestLayout, title: str) -> None:
-    """Save a picture as PNG: a bar for each array, a box for each leaf, a color for each manifest.
-
-    Of very many arrays, it shows those with the most refs. The title is followed by how many there
-    are.
-    """
-    need("--plot", "plot", "matplotlib")
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    arrays = sorted(
-        sorted(layout.arrays, key=lambda array: -array.refs)[:_MOST_ROWS],
-        key=lambda array: array.path,
-    )
-    style: Any = {
-        "font.family": "DejaVu Sans",
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "ytick.color": _INK,
-    }
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(9.6, 0.34 * len(arrays) + 1.3), dpi=130, layout="constrained")
-        axes = figure.subplots()
-        for row, array in enumerate(arrays):
-            _draw_bar(axes, row, array)
-        names = [array.path if len(array.path) < 40 else f"…{array.path[-38:]}" for array in arrays]
-        axes.set_yticks(range(len(arrays)), names, fontsize=9)
-        axes.set(xlim=(0, 1), ylim=(len(arrays) - 0.5, -0.5), xticks=[])
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.axvline(0, color=_PALE, linewidth=1, zorder=0)
-        count = len(layout.manifests)
-        text = f"{title}: {count:,}" if count != 1 else f"{title}: one"
-        axes.set_title(text, loc="left", fontsize=12, fontweight="bold", color=_INK)
-        more = len(layout.arrays) - len(arrays)
-        rest = f"; {more:,} arrays with fewer refs are left out" if more else ""
-        axes.set_xlabel(f"leaves of each array; numbers and colors are manifests{rest}", fontsize=9)
-        figure.savefig(path, format="png", facecolor="white")
-
-
-def _draw_bar(axes: Axes, row: int, array: ArrayPlace) -> None:
-    total, left = array.refs, 0.0
-    leaves = sorted(array.leaves, key=lambda leaf: (leaf.lo, leaf.hi))
-    # Adjacent leaves in one manifest become one box.
-    boxes = [
-        (to, sum(one.refs for one in run)) for to, run in groupby(leaves, attrgetter("manifest"))
-    ]
-    for manifest, refs in boxes:
-        color, width = _COLORS[manifest % len(_COLORS)], refs / max(total, 1)
-        line = 0.8 if len(boxes) < 200 else 0
-        axes.barh(row, width, 0.72, left, color=color, edgecolor="white", linewidth=line)
-        if width > 0.03:
-            ink = _INK if color in _PALE_ONES else "white"
-            middle: Any = {"ha": "center", "va": "center", "fontsize": 8, "fontweight": "bold"}
-            axes.text(left + width / 2, row, str(manifest + 1), color=ink, **middle)
-        left += width
-    text = f"{total:,} ref{'s' if total != 1 else ''}"
-    axes.text(1.01, row, text, va="center", fontsize=8.5)

@@ -30,7 +30,6 @@ from zarr_manifests.config.sections import (
     Pairs,
     Scalar,
     Section,
-    json_schema,
     matches,
     overlaid,
     plain_values,
@@ -78,7 +77,6 @@ class Commits(Section):
             text(ANY_NAME, "a name of 1 to 255 characters"),
             Scalar(
                 "a text, a finite number, true or false",
-                {"type": ["string", "number", "boolean", "null"]},
                 _is_label_value,
             ),
             "names and their values, such as {host: a}",
@@ -90,7 +88,6 @@ class Commits(Section):
 
 _SHARE: Final = Scalar(
     "a number from 0 to 100",
-    {"type": "number", "minimum": 0, "maximum": 100},
     lambda value: type(value) in (int, float) and 0 <= value <= 100,
 )
 
@@ -169,7 +166,6 @@ class Cache(Section):
 
 _FOLDER: Final = Scalar(
     "a path",
-    {"type": "string"},
     lambda path: matches("(?s).+", path),
     lambda given: given.__fspath__() if hasattr(given, "__fspath__") else given,
 )
@@ -257,8 +253,6 @@ def duration_of(text: str) -> timedelta | None:
 
 class _Duration(Kind):
     """A time of whole seconds up to a hundred years, written as `30d`."""
-
-    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^{_DURATION}$"}
 
     def read(self, given: Any, faults: Faults) -> Any:
         age = duration_of(given) if isinstance(given, str) else given
@@ -486,16 +480,3 @@ class Config:
             return cls.from_dict({} if options is None else options)
         except ConfigError as error:
             raise ConfigError(with_lines(error.problems, lines)) from None
-
-
-def config_schema() -> dict[str, Any]:
-    """The JSON Schema of a configuration, for editors.
-
-    Examples
-    --------
-    >>> config_schema()["$defs"]["Commits"]["properties"]["mode"]["enum"]
-    ['delta', 'rewrite']
-    """
-    title = "Configuration of a zarr_manifests repository"
-    dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect} | json_schema(Config) | {"title": title}

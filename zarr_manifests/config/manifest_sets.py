@@ -91,11 +91,11 @@ def matching(regexes: tuple[str, ...], path: str) -> list[int]:
 class Regex(Kind):
     """A regular expression for absolute paths, in the syntax of RE2."""
 
-    schema: Mapping[str, Any] = {"type": "string", "maxLength": _MAX_REGEX_CHARS}
+    meaning = "a regular expression"
 
     def read(self, given: Any, faults: Faults) -> Any:
         if not isinstance(given, str):
-            faults(f"expected a regular expression, got {shown(given)}; quote it")
+            faults(f"expected {self.meaning}, got {shown(given)}; quote it")
         elif len(given) > _MAX_REGEX_CHARS:
             faults(
                 f"the regular expression has {len(given)} characters, {_MAX_REGEX_CHARS} are "
@@ -116,13 +116,6 @@ class Regex(Kind):
 
 class PathEntry(Regex):
     """A regular expression that YAML writes as a map, such as `path: .*/time`."""
-
-    schema: Mapping[str, Any] = {
-        "type": "object",
-        "properties": {"path": Regex.schema},
-        "required": ["path"],
-        "additionalProperties": False,
-    }
 
     def read(self, given: Any, faults: Faults) -> Any:
         if not isinstance(given, Mapping):
@@ -219,21 +212,6 @@ class _NamedSet(Nested):
         del body["name"], body[limits[value.arrays_per_manifest is None]]
         return {value.name: body}
 
-    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
-        one = {"minProperties": 1, "maxProperties": 1}
-        named = {"type": "object", "propertyNames": _SET_NAME.schema} | one
-        body = {"additionalProperties": super().json_schema(sections)}
-        return {"anyOf": [_SET_NAME.schema, named | body]}
-
-
-class _Sets(ListOf):
-    """The sets: a list, or a map by name."""
-
-    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
-        listed, null = super().json_schema(sections)["anyOf"]
-        by_name = listed["items"]["anyOf"][1] | {"minProperties": 0, "maxProperties": self.most}
-        return {"anyOf": [listed, null, by_name]}
-
 
 _DEFAULT_SET: Final = ManifestSet(DEFAULT_SET_NAME, 1_000_000, overflow_to=None, cardinality=None)
 
@@ -245,12 +223,6 @@ class _IntervalKind(Kind):
     """The lowest and the highest of whole numbers, both included; None is an open end."""
 
     end: ClassVar = whole(0, MAX_REFS)
-    schema: Mapping[str, Any] = {
-        "type": "array",
-        "items": dict(end.schema) | {"type": ["integer", "null"]},
-        "minItems": 2,
-        "maxItems": 2,
-    }
 
     def read(self, given: Any, faults: Faults) -> Any:
         if not isinstance(given, list | tuple) or len(given) != 2:
@@ -317,7 +289,7 @@ def _is_dimension(value: Any) -> bool:
 
 
 _ALONG: Final = Pairs(
-    Scalar(f"a dimension name, quoted, or an axis below {_MAX_AXES}", {}, _is_dimension),
+    Scalar(f"a dimension name, quoted, or an axis below {_MAX_AXES}", _is_dimension),
     whole(1, MAX_REFS),
     "dimension names (or axes) and the chunks along them, such as {time: 720}",
     least=1,
@@ -403,7 +375,7 @@ class ChunkManifests:
     ('coordinates', (ManifestSet(name='default', ...), None))
     """
 
-    sets: Annotated[tuple[ManifestSet, ...], _Sets(_NamedSet(ManifestSet), _MAX_SETS)] = (
+    sets: Annotated[tuple[ManifestSet, ...], ListOf(_NamedSet(ManifestSet), _MAX_SETS)] = (
         _DEFAULT_SETS
     )
     rules: Annotated[tuple[Rule, ...], ListOf(_RuleKind(Rule), _MAX_RULES)] = _DEFAULT_RULES

@@ -1,4 +1,4 @@
-"""Options: the values they may have, how they are read and written, and their JSON Schema.
+"""Options: the values they may have, and how they are read and written.
 
 A *section* is a frozen dataclass. Its fields are annotated with a kind of value, such as
 `Annotated[int, Whole(1, 64)]`, and its docstring says what each is for. Its `__post_init__` calls
@@ -14,7 +14,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from inspect import cleandoc
 from types import NoneType
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
@@ -43,9 +42,9 @@ class Faults(NamedTuple):
 
 
 class Kind(ABC):
-    """A kind of value."""
+    """A kind of value; `meaning` is what is expected, for messages."""
 
-    schema: Mapping[str, Any]
+    meaning: str
 
     @abstractmethod
     def read(self, given: Any, faults: Faults) -> Any:
@@ -54,10 +53,6 @@ class Kind(ABC):
     def write(self, value: Any) -> Any:
         """The value as YAML has it."""
         return value
-
-    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
-        """The JSON Schema of the value in YAML; those of sections come into `sections`."""
-        return dict(self.schema)
 
 
 @dataclass(frozen=True)
@@ -68,8 +63,6 @@ class Scalar(Kind):
     ----------
     meaning : str
         What is expected, for messages.
-    schema : mapping
-        The JSON Schema.
     sound : callable
         Whether a value is one.
     convert : callable, optional
@@ -79,7 +72,6 @@ class Scalar(Kind):
     """
 
     meaning: str
-    schema: Mapping[str, Any]
     sound: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda given: given
     secret: bool = False
@@ -95,14 +87,12 @@ class Scalar(Kind):
 def whole(low: int, high: int) -> Scalar:
     """A whole number within these bounds."""
     meaning = f"a whole number from {low:,} to {high:,}"
-    schema = {"type": "integer", "minimum": low, "maximum": high}
-    return Scalar(meaning, schema, lambda value: type(value) is int and low <= value <= high)
+    return Scalar(meaning, lambda value: type(value) is int and low <= value <= high)
 
 
 def word(*words: str) -> Scalar:
     """One of some words in lower case, read in any case."""
-    convert = _in_lower_case
-    return Scalar(" or ".join(words), {"enum": [*words]}, lambda value: value in words, convert)
+    return Scalar(" or ".join(words), lambda value: value in words, _in_lower_case)
 
 
 def _in_lower_case(given: Any) -> Any:
@@ -111,8 +101,7 @@ def _in_lower_case(given: Any) -> Any:
 
 def text(pattern: str, meaning: str, secret: bool = False) -> Scalar:
     """A text that matches the regular expression as a whole."""
-    schema = {"type": "string", "pattern": f"^{pattern}$"}
-    return Scalar(meaning, schema, lambda value: matches(pattern, value), secret=secret)
+    return Scalar(meaning, lambda value: matches(pattern, value), secret=secret)
 
 
 def matches(pattern: str, value: object) -> bool:
@@ -120,7 +109,7 @@ def matches(pattern: str, value: object) -> bool:
     return isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
 
 
-YES_NO: Final = Scalar("true or false", {"type": "boolean"}, lambda value: type(value) is bool)
+YES_NO: Final = Scalar("true or false", lambda value: type(value) is bool)
 
 
 class Pairs(Kind):
@@ -129,8 +118,6 @@ class Pairs(Kind):
     def __init__(self, name: Kind, value: Kind, meaning: str, least: int, most: int) -> None:
         self.name, self.value, self.meaning = name, value, meaning
         self.least, self.most = least, most
-        bounds = {"minProperties": least, "maxProperties": most}
-        self.schema = {"type": "object", **bounds, "additionalProperties": value.schema}
 
     def read(self, given: Any, faults: Faults) -> Any:
         pairs = given
@@ -175,11 +162,6 @@ class ListOf(Kind):
 
     def write(self, value: Any) -> Any:
         return self.none if value is None else [self.item.write(each) for each in value]
-
-    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
-        item = self.item.json_schema(sections)
-        listed = {"type": "array", "items": item, "maxItems": self.most}
-        return {"anyOf": [listed, {"type": "null"}, *([{"const": self.none}] if self.none else [])]}
 
 
 class Nested(Kind):
@@ -233,25 +215,6 @@ class Nested(Kind):
 
     def write(self, value: Any) -> Any:
         return plain_values(value)
-
-    def json_schema(self, sections: dict[str, Any]) -> dict[str, Any]:
-        properties: dict[str, Any] = {}
-        for name, option in options_of(self.section).items():
-            if name in self.misplaced:
-                continue
-            schema = option.kind.json_schema(sections)
-            if option.nullable:
-                schema = {"anyOf": [schema, {"type": "null"}]}
-            if option.default is not MISSING:
-                null = option.default is None
-                schema["default"] = None if null else option.kind.write(option.default)
-            properties[name] = schema | {"description": _meaning(self.section, option.field)}
-        due = [name for name in properties if "default" not in properties[name]]
-        properties |= {other: properties[name] for other, name in self.others.items()}
-        found = {"type": "object", "additionalProperties": False, "properties": properties}
-        sections[self.section.__name__] = found | ({"required": due} if due else {})
-        reference = {"$ref": f"#/$defs/{self.section.__name__}"}
-        return reference if due else {"anyOf": [reference, {"type": "null"}]}
 
 
 class Option(NamedTuple):
@@ -310,7 +273,7 @@ def read_options(section: Any, between: Iterable[str] = ()) -> None:
     for name, option in options_of(type(section)).items():
         given = getattr(section, option.field)
         if given is MISSING:
-            faults.at(name)(f"is missing. {_meaning(type(section), option.field)}")
+            faults.at(name)(f"is missing: expected {option.kind.meaning}")
         elif given is not None or not option.nullable:
             object.__setattr__(section, option.field, option.kind.read(given, faults.at(name)))
     faults.found.extend(between)
@@ -364,18 +327,3 @@ def overlaid[S](below: S, options: object, place: str = "") -> S:
     if faults.found:
         raise ConfigError(faults.found)
     return found
-
-
-def json_schema(section: type[Any]) -> dict[str, Any]:
-    """The JSON Schema of what `overlaid` reads."""
-    sections: dict[str, Any] = {}
-    Nested(section).json_schema(sections)
-    found: dict[str, Any] = sections.pop(section.__name__)
-    return {"$defs": dict(sorted(sections.items()))} | found
-
-
-def _meaning(section: type[Any], field: str) -> str:
-    """What the docstring of a section says of a field."""
-    head = rf"^(?:\w+, )*{field}(?:, \w+)* : .*\n"
-    said = re.search(rf"{head}((?:    .*\n?)+)", cleandoc(section.__doc__ or ""), re.MULTILINE)
-    return " ".join(said[1].split()) if said else ""

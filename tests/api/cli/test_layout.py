@@ -25,7 +25,7 @@ chunk-manifests:
 
 
 def test_a_plan_shows_what_would_be_and_writes_nothing(tmp_path: Path) -> None:
-    place, picture = tmp_path / "repository", tmp_path / "plan.png"
+    place = tmp_path / "repository"
     repo = zm.create(place)
     with repo.transaction(message="two arrays") as store:
         for name, chunks in (("lat", 5), ("sea", 6_000)):
@@ -35,13 +35,12 @@ def test_a_plan_shows_what_would_be_and_writes_nothing(tmp_path: Path) -> None:
             store.set_virtual_refs(name, at[:, None], files, at * 0, at, at * 0 + 1)
     repo.compact(mode="full")
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    done = call("explain", place, "--config", "-", "--plot", picture, given=PLAN)
+    done = call("explain", place, "--config", "-", given=PLAN)
     assert done.exit_code == 0, done.output
     found = [line.split() for line in done.stdout.splitlines()]
     assert ["/lat", "0", "few", "1", "1", "5"] in found
     assert ["/sea", "1", "by-steps", "2-4", "3", "6,000"] in found
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture
@@ -77,12 +76,3 @@ def test_explain_shows_the_leaves_of_one_array(url: str) -> None:
     lost = call("explain", url, "/lost")
     assert lost.exit_code == 1
     assert "there is no array '/lost'" in lost.stderr
-
-
-def test_explain_draws(url: str, tmp_path: Path) -> None:
-    picture = tmp_path / "now.png"
-    assert call("explain", url, "--plot", picture).exit_code == 0
-    assert picture.stat().st_size > 1_000
-    nowhere = call("explain", url, "--plot", tmp_path / "no" / "now.png")
-    assert nowhere.exit_code == 2
-    assert "cannot be written" in nowhere.stderr
