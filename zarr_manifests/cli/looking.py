@@ -16,11 +16,10 @@ from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table, more
 from zarr_manifests.report import plain
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
-from zarr_manifests.versions import VersionName
 
 if TYPE_CHECKING:
     from zarr_manifests.display import Row
-    from zarr_manifests.reports import Amount, StatisticsReport, Usage
+    from zarr_manifests.reports import Amount, Usage
 
 _CORNER: Final = 8
 _SHOWN_REFS: Final = 20
@@ -31,28 +30,19 @@ _REFS: Final = (("branch", "branches"), ("tag", "tags"))
 
 
 @verb
-def run_tree(
-    repo: Repo, version: str = "main", *, chunks: bool = False, stats: bool = False
-) -> object:
+def run_tree(repo: Repo, version: str = "main", *, chunks: bool = False) -> object:
     """Show groups and arrays: dimensions, type, chunk shape and units.
 
     Parameters
     ----------
     chunks :
         Count the chunks that are there instead of showing units; reads manifests.
-    stats :
-        Say how many chunks have statistics; reads manifests.
     """
     from zarr_manifests.display import hierarchy
-    from zarr_manifests.engine.compact.compute_statistics import statistics_of
     from zarr_manifests.store import contents_of
 
-    if chunks and stats:
-        raise InvalidArgumentError("--chunks or --stats, not both")
-    contents = contents_of(repo.readonly_session(version).store)
-    view, name = contents.view, VersionName.parse(version).name
-    branch = name if stats and name in repo.list_branches() else None  # its index has them
-    last = ("there", "stored") if chunks else ("statistics",) if stats else ("units",)
+    view = contents_of(repo.readonly_session(version).store).view
+    last = ("there", "stored") if chunks else ("units",)
     whole = ("", "type") if chunks else ("", "type", "dimensions")
     table = columns("", "dimensions", "type", "chunk", *last, right=last * chunks, whole=whole)
     records = []
@@ -64,9 +54,6 @@ def run_tree(
             count, nbytes = (0, 0) if there is None else (len(there), int(there.length.sum()))
             told = [f"{count:,}/{array.grid.size:,}", bytes_text(nbytes)]
             more = {"initialized_chunks": count, "total_chunks": array.grid.size, "nbytes": nbytes}
-        elif array is not None and stats:
-            found = statistics_of(contents.context, view, row.node, branch)
-            told, more = [_described(found)], {"statistics": found}
         table.add_row(row.guide + row.name, row.dimensions, row.type, row.chunk, *told)
         records.append(_record(row) | more)
     head = styled(view.snapshot_id, "yellow")
@@ -87,15 +74,6 @@ def _record(row: Row) -> dict[str, Any]:
         "data_type": row.type,
         "units": row.units or None,
     }
-
-
-def _described(found: StatisticsReport) -> str:
-    if found.skipped:
-        return f"none: {found.skipped}"
-    if not found.known:
-        return "none" if found.chunks else "no chunks"
-    known = "all" if found.complete else f"{found.known:,}"
-    return f"{known} of {count_text(found.chunks, 'chunk')}"
 
 
 # --- cat -------------------------------------------------------------------------------------

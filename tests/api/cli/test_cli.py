@@ -246,20 +246,11 @@ def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
     assert call("compact", path, "--packs", "--branch", "other").exit_code == 1
 
 
-def test_tree_says_which_arrays_have_statistics(url: str) -> None:
-    def told(*refs: str) -> list[str]:
-        return [" ".join(line.split()[-4:]) for line in lines("tree", url, "--stats", *refs)[4:]]
-
-    assert told() == ["2 x 3 none", "int16 scalar no chunks"]
+def test_chunks_are_measured_once(url: str) -> None:
     table = lines("compact", url, "--statistics")
     assert [line.split() for line in table[-2:]] == [
         ["/air/temperature", "2", "0", "2", "yes"],
         ["/depth", "0", "0", "0", "yes"],
     ]
-    assert told()[0] == "all of 2 chunks"
     of_one = lines("compact", url, "--statistics", "--array", "/air/temperature")
     assert of_one[-1].split() == ["/air/temperature", "2", "2", "0", "yes"]
-    assert told("trial")[0].endswith("none")
-    both = call("tree", url, "--stats", "--chunks")
-    assert both.exit_code == 2
-    assert "not both" in both.stderr

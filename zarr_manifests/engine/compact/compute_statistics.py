@@ -35,7 +35,7 @@ from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.roots import opened
-from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import index_directory
@@ -367,19 +367,3 @@ def _compute(
     measured = sum(one.measured for one in arrays)
     at = view.snapshot_id
     return StatisticsReport("", chunks, known, measured, arrays=arrays, snapshot_id=at)
-
-
-def statistics_of(
-    context: ReadContext, view: SnapshotView, node: Node, branch: str | None = None
-) -> StatisticsReport:
-    """How many chunks of an array have an entry that counts; nothing is measured."""
-    root = context.roots.with_branch(context.roots.latest.root, branch or "main")
-    tip = root.branches.get(branch or "main")
-    table, path = view.chunks(node.node_id), f"/{node.path}"
-    why = _MeasuredArray.of(node)
-    skipped = why if isinstance(why, str) else ""
-    if table is None or tip is None:
-        return StatisticsReport(path, 0, 0, 0, skipped)
-    zones = LeafZones.of(context, view, index_directory(context, tip.index).zones)
-    known = sum(len(entries) for entries, _ in zones.of_leaf(node, table))
-    return StatisticsReport(path, len(table), known, 0, skipped)
