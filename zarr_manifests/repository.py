@@ -47,12 +47,10 @@ from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.texts import plain_text
-from zarr_manifests.versions import RefName, milliseconds, refs_by_snapshot
+from zarr_manifests.versions import milliseconds, refs_by_snapshot
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.picturing.graph import GraphRow
     from zarr_manifests.planning.conflict.decide import Policy
@@ -77,7 +75,6 @@ if TYPE_CHECKING:
     from zarr_manifests.store import ManifestStore
 
 _SHOWN_REFS: Final = 20
-_DRAWN_ROWS: Final = 40
 
 
 class Repository:
@@ -441,7 +438,7 @@ class Repository:
 
         found = self._refs.history(version, limit)
         snapshots = itertools.starmap(SnapshotInfo, found)
-        return Ancestry(snapshots, lambda: _refs_of(self), self.ancestry, lambda: _drawn(self))
+        return Ancestry(snapshots, partial(graph_of, self), version or DEFAULT_BRANCH, limit)
 
     @overload
     def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff: ...
@@ -1476,13 +1473,17 @@ def changed_cells(
         return history.changed_cells.compared_cells(repository._context, kept, last, named)
 
 
-def graph_of(repository: Repository, *, rows: int = 60, limit: int = 1000) -> list[GraphRow]:
+def graph_of(
+    repository: Repository, version: str | None = None, *, rows: int = 60, limit: int = 1000
+) -> list[GraphRow]:
     """The graph of the history of all branches and tags, for the rest of the package.
 
     Parameters
     ----------
     repository : Repository
         Whose.
+    version : str, optional
+        Of this one only.
     rows : int
         The most rows; older commits are folded to fit.
     limit : int
@@ -1490,23 +1491,13 @@ def graph_of(repository: Repository, *, rows: int = 60, limit: int = 1000) -> li
     """
     from zarr_manifests.picturing.graph import history_graph
 
-    refs = _refs_of(repository)
+    refs = refs_by_snapshot(repository.list_branches(), repository.list_tags())
 
     def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
         with suppress(SnapshotExpiredError):  # of something that was merged
             yield from repository.ancestry(snapshot_id, limit=limit)
 
-    return history_graph(refs, ancestry, refs, rows, limit)
-
-
-def _drawn(repository: Repository) -> Axes:
-    from zarr_manifests.picturing.draw import draw_history
-
-    return draw_history(graph_of(repository, rows=_DRAWN_ROWS))
-
-
-def _refs_of(repository: Repository) -> dict[str, list[RefName]]:
-    return refs_by_snapshot(repository.list_branches(), repository.list_tags())
+    return history_graph(refs if version is None else [version], ancestry, refs, rows, limit)
 
 
 def _session(pin: edit.pin.Pin, commits: SessionCommits | None = None) -> Session:

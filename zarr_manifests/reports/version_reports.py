@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,14 +19,16 @@ from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.planning.conflict.documents import Fields
 from zarr_manifests.report import Report, plain
 from zarr_manifests.texts import count_text, time_text, totals_text, written_text
-from zarr_manifests.versions import RefName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from zarr_manifests.picturing.graph import GraphRow
+
 
 _SHOWN_CHUNKS: Final = 4
 _SHOWN_COMMITS: Final = 1000
+_DRAWN_ROWS: Final = 40
 _SHOWN_TEXT: Final = 60
 
 
@@ -182,12 +183,12 @@ class Ancestry(Iterator[SnapshotInfo]):
     ----------
     found : iterator of SnapshotInfo
         The snapshots.
-    refs : callable
-        Branches and tags of snapshots, by their ids.
-    ancestry : callable
-        The history of another snapshot, by its id, to show what was merged.
-    draw : callable
-        Draws the history of all branches and tags.
+    graph : callable
+        Rows of the graph of all branches and tags, or of a version; see `history_graph`.
+    version : str
+        The version.
+    limit : int or None
+        The most snapshots.
 
     Examples
     --------
@@ -202,15 +203,14 @@ class Ancestry(Iterator[SnapshotInfo]):
     def __init__(
         self,
         found: Iterator[SnapshotInfo],
-        refs: Callable[[], Mapping[str, Sequence[RefName]]],
-        ancestry: Callable[[str], Iterable[SnapshotInfo]],
-        draw: Callable[[], Axes],
+        graph: Callable[..., Sequence[GraphRow]],
+        version: str,
+        limit: int | None,
     ) -> None:
-        self._found, self._refs, self._ancestry, self._draw = found, refs, ancestry, draw
-        self._ahead: deque[SnapshotInfo] = deque()
+        self._found, self._graph, self._version, self._limit = found, graph, version, limit
 
     def __next__(self) -> SnapshotInfo:
-        return self._ahead.popleft() if self._ahead else next(self._found)
+        return next(self._found)
 
     def __repr__(self) -> str:
         return "<Ancestry: an iterator of SnapshotInfo, newest first>"
@@ -235,24 +235,19 @@ class Ancestry(Iterator[SnapshotInfo]):
         >>> axes = repo.ancestry().plot()
         >>> axes.figure.savefig("history.png")  # doctest: +SKIP
         """
-        return self._draw()
+        from zarr_manifests.picturing.draw import draw_history
+
+        return draw_history(self._graph(rows=_DRAWN_ROWS))
 
     def _repr_html_(self) -> str:
-        from zarr_manifests.picturing.graph import graph_lines, history_graph
+        from zarr_manifests.picturing.graph import graph_lines
         from zarr_manifests.rendering import html
 
-        refs: Mapping[str, Sequence[RefName]] = {}
+        rows: Sequence[GraphRow] = ()
         with suppress(ManifestsError):  # what is shown to look around must not fail
-            self._ahead.extend(islice(self._found, _SHOWN_COMMITS + 1 - len(self._ahead)))
-            refs = self._refs()
-        shown = [*islice(self._ahead, _SHOWN_COMMITS)]
-
-        def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
-            with suppress(ManifestsError):
-                yield from shown if snapshot_id == shown[0].id else self._ancestry(snapshot_id)
-
-        rows = history_graph([one.id for one in shown[:1]], ancestry, refs, limit=_SHOWN_COMMITS)
-        older = ["... and older ones"] if len(self._ahead) > len(shown) else []
+            most = _SHOWN_COMMITS if self._limit is None else min(self._limit, _SHOWN_COMMITS)
+            rows = self._graph(self._version, limit=most)
+        older = ["... and older ones"] if rows and rows[-1].below else []
         return html("History", *graph_lines(rows), *older)
 
 
