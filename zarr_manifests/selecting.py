@@ -288,20 +288,32 @@ def _dims(node: Node) -> tuple[str | None, ...]:
     return meta.dimension_names or (None,) * len(meta.shape)
 
 
-def chosen_along(axis: int, text: str, length: int) -> int | range:
-    """The position along an axis, or the positions, that a text means, such as `-1` or `2:8:3`.
+def chosen_axes(index: str, shape: Sequence[int]) -> list[int | range]:
+    """The position, or the positions, along each axis that an index means; all where it says none.
 
     Raises
     ------
     InvalidArgumentError
-        If it means none, or a position that the axis does not have.
+        If it means none, or a position or an axis that the array does not have.
 
     Examples
     --------
-    >>> from zarr_manifests.selecting import chosen_along
-    >>> chosen_along(0, "-1", 10), chosen_along(0, "2:8:3", 10)
-    (9, range(2, 8, 3))
+    >>> from zarr_manifests.selecting import chosen_axes
+    >>> chosen_axes("-1,...,2:8:3", (10, 4, 20)), chosen_axes("0", (5, 2))
+    ([9, range(0, 4), range(2, 8, 3)], [0, range(0, 2)])
     """
+    parts = [part.strip() for part in index.split(",")] if index.strip() else []
+    missing = len(shape) - len(parts) + parts.count("...")
+    if parts.count("...") > 1 or missing < 0:
+        raise InvalidArgumentError(
+            f"index {index[:80]!r} has more parts than the array has axes, {len(shape)}"
+        )
+    at = parts.index("...") if "..." in parts else len(parts)
+    parts[at : at + 1] = [":"] * missing
+    return [_along(*one) for one in zip(range(len(shape)), parts, shape, strict=True)]
+
+
+def _along(axis: int, text: str, length: int) -> int | range:
     found = _INDEX.fullmatch(text)
     if found is None:
         raise InvalidArgumentError(

@@ -105,13 +105,16 @@ def run_cat(
     from zarr_manifests.bulk import use_bulk
     from zarr_manifests.decoding import readable
     from zarr_manifests.display import attributes_of, hierarchy
+    from zarr_manifests.selecting import chosen_axes
     from zarr_manifests.store import contents_of
 
     session = repo.readonly_session(at)
     node = contents_of(session.store).array_at(array)
     assert node.array is not None
     shape = node.array.shape
-    chosen = _corner(shape, limit) if index is None else _parsed(index, shape)
+    asked: Sequence[int | range]
+    asked = _corner(shape, limit) if index is None else chosen_axes(index, shape)
+    chosen = [one if isinstance(one, range) else range(one, one + 1) for one in asked]
     count = math.prod(map(len, chosen))
     if count > limit:
         raise InvalidArgumentError(
@@ -148,22 +151,6 @@ def _corner(shape: Sequence[int], limit: int) -> list[range]:
     while math.prod(sizes) > limit:
         sizes[sizes.index(max(sizes))] -= 1
     return [range(size) for size in sizes]
-
-
-def _parsed(text: str, shape: Sequence[int]) -> list[range]:
-    """The indices along each axis; axes that are not named are taken whole."""
-    from zarr_manifests.selecting import chosen_along
-
-    parts = [part.strip() for part in text.split(",")] if text.strip() else []
-    if parts.count("...") > 1 or len(parts) - parts.count("...") > len(shape):
-        raise InvalidArgumentError(f"INDEX {text!r} has more parts than the array has axes")
-    at = parts.index("...") if "..." in parts else len(parts)
-    parts[at : at + 1] = [":"] * (len(shape) - len(parts) + parts.count("..."))
-    found = []
-    for axis, (part, length) in enumerate(zip(parts, shape, strict=True)):
-        where = chosen_along(axis, part, length)
-        found.append(range(where, where + 1) if isinstance(where, int) else where)
-    return found
 
 
 # --- sizes -----------------------------------------------------------------------------------

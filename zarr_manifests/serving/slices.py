@@ -35,7 +35,7 @@ from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import absolute, directory, split
 from zarr_manifests.repository import containers_of
 from zarr_manifests.runtime import quiet
-from zarr_manifests.selecting import chosen_along
+from zarr_manifests.selecting import chosen_axes
 from zarr_manifests.serving.answers import OpenSnapshot, Served, caching, etag_of
 from zarr_manifests.texts import plain_text
 
@@ -90,16 +90,10 @@ def axes_of(index: str | None, shape: Sequence[int]) -> list[int | range]:
     [9, range(0, 600, 2), range(2, 8, 3)]
     """
     if index is None:
-        index = ",".join(["0"] * max(len(shape) - 2, 0) + [":"] * min(len(shape), 2))
-    texts = [text.strip() for text in index.split(",")] if index else []
-    if len(texts) != len(shape):
-        raise InvalidArgumentError(
-            f"index={index[:80]!r} has {len(texts)} parts, and the array {len(shape)} axes"
-        )
-    axes = [chosen_along(*one) for one in zip(range(len(shape)), texts, shape, strict=True)]
+        index = ",".join([*["0"] * (len(shape) - 2), "..."])
     axes = [
         axis if isinstance(axis, int) else axis[:: max(-(-len(axis) // MOST_VALUES), 1)]
-        for axis in axes
+        for axis in chosen_axes(index, shape)
     ]
     if sum(isinstance(axis, range) for axis in axes) > 2:
         raise InvalidArgumentError("a slice has at most two axes: give numbers for the others")

@@ -146,7 +146,7 @@ def test_at_most_so_many_values_and_chunks_are_read(
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ("t?index=0,0", 400),
+        ("t?index=0,0,0,0", 400),
         ("t?index=9,:,:", 400),
         ("t?index=0,::-1,:", 400),
         ("words", 400),
