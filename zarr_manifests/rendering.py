@@ -154,7 +154,7 @@ def shown(name: str, value: Any) -> str:
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, tuple) and _is_shape(value):
-        return " x ".join(shown("", length) for length in value)
+        return (" x " if "shape" in name else ", ").join(shown("", length) for length in value)
     if isinstance(value, Mapping):
         value = ", ".join(f"{key}: {shown(str(key), one)}" for key, one in value.items())
     if isinstance(value, tuple) and value and is_dataclass(value[0]):

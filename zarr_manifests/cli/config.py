@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
@@ -170,8 +170,7 @@ def run_explain(
     now = repo.explain_manifests(at, costs=given is not None)
     then = now if given is None else repo.explain_manifests(at, config=given)
     if array is not None:
-        chosen = _named(now, array)
-        return Told(chosen, _leaves(now, chosen))
+        return _named(now, array)
     text = [styled(then.snapshot_id, "yellow"), _arrays(then), "", _manifests(then)]
     if given is None:
         return Told(now, text)
@@ -201,25 +200,10 @@ def _arrays(layout: ManifestLayout) -> Any:
 def _manifests(layout: ManifestLayout) -> Any:
     numbers = ("arrays", "refs", "bytes")
     table = columns("manifest", "set", *numbers, "key", right=numbers)
-    for i, one in enumerate(layout.manifests, 1):
+    for i, one in enumerate(layout.manifests):
         size = bytes_text(one.nbytes)
         table.add_row(str(i), one.set_name, f"{one.arrays:,}", f"{one.refs:,}", size, one.key or "")
     return table
-
-
-def _leaves(layout: ManifestLayout, array: ArrayPlace) -> Iterator[object]:
-    rule = "no rule matched" if array.rule is None else f"rule {array.rule} matched"
-    yield layout.snapshot_id
-    yield f"{array.path}: {rule}, so it belongs to set {array.wanted}"
-    yield from (f"overflowed {overflow.set_name}: {overflow.why}" for overflow in array.overflows)
-    if array.pending_refs:
-        yield f"{count_text(array.pending_refs, 'ref')} of commits since, in no leaf yet"
-    table = columns("from chunk", "to before", "refs", "manifest", "set", right=("refs",))
-    for leaf in array.leaves:
-        ends = (str(list(end)) for end in (leaf.lo, leaf.hi))
-        where = layout.manifests[leaf.manifest].set_name
-        table.add_row(*ends, f"{leaf.refs:,}", str(leaf.manifest + 1), where)
-    yield table
 
 
 def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
@@ -232,13 +216,13 @@ def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
 
 
 def _numbers(positions: tuple[int, ...]) -> str:
-    """`1, 3-5`: counted from 1, as in the table of manifests."""
+    """`0, 2-4`, as in the table of manifests."""
     parts: list[list[int]] = []
     for at in positions:
-        if parts and parts[-1][-1] == at:
-            parts[-1][-1] = at + 1
+        if parts and parts[-1][-1] == at - 1:
+            parts[-1][-1] = at
         else:
-            parts.append([at + 1, at + 1])
+            parts.append([at, at])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
