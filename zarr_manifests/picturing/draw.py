@@ -16,7 +16,7 @@ import numpy.typing as npt
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ondemand import need
 from zarr_manifests.picturing import ChunkMap, Folding, axis_name
-from zarr_manifests.picturing.graph import GraphRow, lane_color, width_of
+from zarr_manifests.picturing.graph import GraphRow, about, lane_color, width_of
 from zarr_manifests.texts import bytes_text, plain_text
 from zarr_manifests.versions import short_ids
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 _SIDE: Final = 96
 _MOST_ARRAYS: Final = 6
-_MOST_CHARS: Final = 60
-_MARKERS: Final = {"append": "o", "overwrite": "s", "delete": "X", "metadata": "D", "rewrite": "^"}
+_MOST_CHARS: Final = 100
 _NOTHING: Final[Any] = {"facecolor": "#eceff1", "edgecolor": "#b4bec5", "hatch": "////"}
 _OLD: Final = "#8a949c"
 _DAY_MS: Final = 86_400_000
@@ -40,60 +39,24 @@ _TEXT_INCHES: Final = 7.5
 def draw_history(rows: Sequence[GraphRow]) -> Axes:
     """Draw the graph of history, newest first, with a line of text for each row."""
     pyplot = _pyplot("ancestry().plot()")
-    inches = _LANE_INCHES * width_of(rows) + _TEXT_INCHES, 0.29 * len(rows) + 0.9
+    width = width_of(rows)
+    inches = _LANE_INCHES * width + _TEXT_INCHES, 0.29 * len(rows) + 0.6
     _, axes = pyplot.subplots(figsize=inches, layout="constrained")
+    text: Any = {"va": "center", "parse_math": False, "fontsize": 9, "in_layout": False}
+    short = short_ids(one.id for row in rows for one in row.commits)
     for at, row in enumerate(rows):
         for pieces, top in ((row.above, at - 0.5), (row.below, float(at))):
             for a, b in pieces:
                 axes.plot([a, b], [top, top + 0.5], color=lane_color(max(a, b)), lw=1.8, zorder=1)
-    short = short_ids(one.id for row in rows for one in row.commits)
-    for at, row in enumerate(rows):
-        _draw_commit(axes, at, row)
-        _write_row(axes, at, row, width_of(rows), short)
+        color = lane_color(row.lane)
+        inside = color if len(row.commits) == 1 else "white"  # several commits are a ring
+        axes.scatter(row.lane, at, 40, inside, edgecolors=color, zorder=2)
+        axes.text(width - 0.4, at, plain_text(about(row, short).plain, most=_MOST_CHARS), **text)
     axes.set(xlim=(-0.6, inches[0] / _LANE_INCHES), ylim=(len(rows) - 0.4, -0.6))
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     axes.set_title("History, newest first (times in UTC)", loc="left")
-    kinds = {str(row.commits[0].kind) for row in rows if len(row.commits) == 1}
-    for kind in [kind for kind in _MARKERS if kind in kinds]:
-        axes.scatter([], [], 36, _OLD, marker=_MARKERS[kind], label=kind)
-    if kinds & _MARKERS.keys():
-        axes.legend(
-            loc="upper left", bbox_to_anchor=(0, 0), ncols=len(_MARKERS), frameon=False, fontsize=9
-        )
     return axes  # type: ignore[no-any-return]
-
-
-def _draw_commit(axes: Axes, at: int, row: GraphRow) -> None:
-    color: Any = {"color": lane_color(row.lane), "zorder": 2}
-    if len(row.commits) > 1:  # beads on the line
-        axes.scatter([row.lane] * 3, at + np.array([-0.22, 0, 0.22]), 9, **color)
-    else:
-        marker = _MARKERS.get(str(row.commits[0].kind), "o")
-        axes.scatter(row.lane, at, 46, marker=marker, edgecolors="white", **color)
-
-
-def _write_row(axes: Axes, at: int, row: GraphRow, width: int, short: Mapping[str, str]) -> None:
-    """Write what the row is about beside the graph."""
-    last = row.commits[-1]
-    time_at = 20 + 6 * max(map(len, short.values()))
-    message_at = time_at + 104
-    text: Any = {"va": "center", "parse_math": False, "fontsize": 9, "in_layout": False}
-
-    def write(points: int, what: str, **more: Any) -> None:
-        spot: Any = {"xytext": (points, 0), "textcoords": "offset points"}
-        axes.annotate(what, (width - 0.5, at), **spot, **text, **more)
-
-    if len(row.commits) > 1:
-        count = f"{len(row.commits):,} commits since {last.written_at:%Y-%m-%d %H:%M}"
-        write(message_at, count, style="italic")
-        return
-    write(4, short[last.id], family="monospace")
-    write(time_at, f"{last.written_at:%Y-%m-%d %H:%M}", color="#5b6b78")
-    names = " ".join(f"[{plain_text(str(ref), most=20)}]" for ref in row.refs[:3])
-    names += f" and {len(row.refs) - 3} more" if len(row.refs) > 3 else ""
-    message = plain_text(last.message, most=max(_MOST_CHARS - len(names), 12))
-    write(message_at, f"{names} {message}".strip(), fontweight="bold" if names else "normal")
 
 
 def draw_chunks(chunks: ChunkMap) -> npt.NDArray[np.object_]:

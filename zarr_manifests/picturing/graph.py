@@ -265,7 +265,7 @@ def graph_lines(rows: Sequence[GraphRow]) -> list[Text]:
                 line.append(mark if dot else _STROKES.get(stroke, "│"), lane_color(lane))
             found.append(line.append(" "))
             if pieces is through:
-                line.append_text(_about(row, short))
+                line.append_text(about(row, short))
     return found
 
 
@@ -285,7 +285,8 @@ def _strokes(pieces: Iterable[tuple[int, int]], width: int) -> Iterable[tuple[in
     return zip(strokes, lane_of, strict=True)
 
 
-def _about(row: GraphRow, short: Mapping[str, str]) -> Text:
+def about(row: GraphRow, short: Mapping[str, str]) -> Text:
+    """A row in words: the short id, branches and tags, message, time and kind of its commit."""
     from rich.text import Text
 
     first, last = row.commits[0], row.commits[-1]
