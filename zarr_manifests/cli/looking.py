@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _CORNER: Final = 8
 _SHOWN_REFS: Final = 20
-_REFS: Final = (("branch", "branches"), ("tag", "tags"))
 
 
 # --- tree ------------------------------------------------------------------------------------
@@ -213,7 +212,6 @@ def run_info(repo: Repo) -> object:
         kind = one.key.partition("/")[0]
         objects[kind] += 1
         sizes[kind] += one.nbytes
-    heads = {"branches": repo.list_branches(), "tags": repo.list_tags()}
     found = {
         "url": repo.storage.url,
         "repository_id": root.repository_id,
@@ -221,7 +219,8 @@ def run_info(repo: Repo) -> object:
         "root_version": root.version,
         "root_written_at": datetime.fromtimestamp(root.written_ms / 1000, UTC),
         "last_on_main": next(repo.ancestry(limit=1)),
-        **{kind: [_ref(repo, *one) for one in of.items()] for kind, of in heads.items()},
+        "branches": repo.list_branches(),
+        "tags": repo.list_tags(),
         "metadata": repo.metadata(),
         "config": repo.config.to_dict(),
         "stored": {
@@ -229,15 +228,6 @@ def run_info(repo: Repo) -> object:
         },
     }
     return Told(found, _info_text(found))
-
-
-def _ref(repo: Repo, name: str, snapshot_id: str) -> dict[str, Any]:
-    from zarr_manifests.store import contents_of
-
-    view = contents_of(repo.readonly_session(snapshot_id).store).view
-    arrays = sum(node.array is not None for node in view.nodes.values())
-    deltas = len(view.snapshot.deltas)
-    return {"name": name, "snapshot_id": snapshot_id, "arrays": arrays, "deltas": deltas}
 
 
 def _info_text(found: dict[str, Any]) -> Iterator[object]:
@@ -254,12 +244,9 @@ def _info_text(found: dict[str, Any]) -> Iterator[object]:
         ]
     )
     yield ""
-    table = columns("ref", "snapshot", "arrays", "deltas", right=("arrays", "deltas"))
-    refs = [(kind, one) for kind, plural in _REFS for one in found[plural]]
-    for kind, ref in refs[:_SHOWN_REFS]:
-        numbers = f"{ref['arrays']:,}", f"{ref['deltas']:,}"
-        table.add_row(f"{kind} {ref['name']}", ref["snapshot_id"], *numbers)
-    yield from (table, *more(len(refs) - _SHOWN_REFS), "")
+    refs = [(f"branch {name}", head) for name, head in found["branches"].items()]
+    refs += [(f"tag {name}", head) for name, head in found["tags"].items()]
+    yield from (fact_table(refs[:_SHOWN_REFS]), *more(len(refs) - _SHOWN_REFS), "")
     yield fact_table(("config", line) for line in _option_lines(found["config"]))
     yield ""
     table = columns("stored", "objects", "bytes", right=("objects", "bytes"))

@@ -137,32 +137,22 @@ def _described(one: Parameter, texts: dict[str, re.Match[str]]) -> Parameter:
 
 def _versions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Branches and tags that begin so, for a shell; none if the repository cannot be opened."""
-    return _names(ctx, incomplete, tags=True)
-
-
-def _branches(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Branches that begin so, for a shell."""
-    return _names(ctx, incomplete, tags=False)
-
-
-_COMPLETED: Final = {
-    **dict.fromkeys(("at", "end", "name", "since", "start", "version"), _versions),
-    **dict.fromkeys(("branch", "into"), _branches),
-}
-"""What completes a parameter of that name."""
-
-
-def _names(ctx: typer.Context, incomplete: str, *, tags: bool) -> list[str]:
     # An incomplete command is not parsed if a value is missing: the URL is behind the verb.
     typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     words = typed.split()[len(ctx.command_path.split()) :]
     url = next((word for word in words if not word.startswith("-")), "")
     try:
         repo = open_at(ctx.params.get("url") or url, ctx.params.get("option"))
-        names = [*repo.list_branches(), *(repo.list_tags() if tags else ())]
+        names = [*repo.list_branches(), *repo.list_tags()]
     except ManifestsError:  # there is nobody to tell
         return []
     return [name for name in names if name.startswith(incomplete)]
+
+
+_COMPLETED: Final = dict.fromkeys(
+    ("at", "branch", "end", "into", "name", "since", "start", "version"), _versions
+)
+"""What completes a parameter of that name."""
 
 
 # --- what was given --------------------------------------------------------------------------
