@@ -16,7 +16,7 @@ import os
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.resources import as_file, files
 from itertools import count
@@ -53,7 +53,6 @@ _FIRST: Final = 72
 _REWRITE_EVERY: Final = 6
 _STREAMED: Final = 2
 """Months that come in before the restart of the stream, and after it."""
-_STREAMING: Final = "Let months come in as a stream, with a restart in the middle"
 _SAME: Final = "every value as in the netCDF file"
 _INK, _BLUE, _RED, _GREY = "#22303c", "#1f77a4", "#d1495b", "#7b828c"
 
@@ -109,13 +108,13 @@ def claim(directory: Path) -> None:
     marker, another = directory / MARKER, "name a new directory: zarr-manifests demo DIRECTORY"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if marker.is_symlink() or not marker.is_file():
-            if any(directory.iterdir()):
-                raise AlreadyExistsError(
-                    f"{directory} is there and was not made by the demo, which therefore leaves "
-                    f"it alone; {another}"
-                )
-            marker.write_text(_NOTE, encoding="utf-8")
+        is_ours = marker.is_file() and not marker.is_symlink()
+        if any(directory.iterdir()) and not is_ours:
+            raise AlreadyExistsError(
+                f"{directory} is there and was not made by the demo, which therefore leaves "
+                f"it alone; {another}"
+            )
+        marker.write_text(_NOTE, encoding="utf-8")
         (directory / "winds.png").unlink(missing_ok=True)
         for path in (directory / name for name in ("winds", "rewritten", "stream")):
             if path.is_symlink() or path.exists():
@@ -184,20 +183,18 @@ class Demo:
         """
         months = f"{self._last} months of monthly Navy winds (public domain)"
         self._print(f"{months}, in {self._at}{os.sep}")
-        commits, compacted = self._append(self._ingest())
+        commits = self._append(self._ingest())
         rewrites = self._rewrite()
         self._read()
         with self._step("Draw the last month's wind, and what each commit wrote"):
             head = self._open("winds").isel(time=-1).load()
-            _draw(self._at / "winds.png", head, commits, compacted, rewrites)
+            _draw(self._at / "winds.png", head, commits, rewrites)
             self._say(f"saved {self._at / 'winds.png'}")
         self._compare(commits, rewrites)
         try:  # last, since it takes longest and needs Java
             self._spark()
         except (JavaNotFoundError, ImportError) as error:
-            self._say("left out: Spark cannot run here (see the error at the end)")
-            with self._step(_STREAMING):
-                self._say("left out as well")
+            self._say("left out, and step 7: Spark cannot run here (see the error at the end)")
             return error
         return None
 
@@ -233,27 +230,26 @@ class Demo:
         self._say(_told(cost))
         return repo
 
-    def _append(self, repo: Repository) -> tuple[dict[int, _Cost], list[int]]:
-        """Costs by the number of months afterwards, and after which the deltas were compacted."""
+    def _append(self, repo: Repository) -> dict[int, _Cost]:
+        """Costs by the number of months afterwards."""
         costs: dict[int, _Cost] = {}
-        compacted: list[int] = []
         following = count_text(self._last - _FIRST, "month")
         with self._step(f"Append the following {following}, one commit each"):
             for number in range(_FIRST + 1, self._last + 1):
                 month, why = self._winds.isel(time=[number - 1]), f"Append {self._names[number]}"
                 with _measured() as costs[number], repo.transaction(message=why) as store:
                     month.to_zarr(store, append_dim="time")
-                if next(repo.ancestry()).kind == "rewrite":
-                    compacted.append(number)
+                costs[number]["compacted"] = next(repo.ancestry()).kind == "rewrite"
         self._say(f"all together: {_told(sum(costs.values(), Counter()))}")
         names = ("requests", "written", "ms")
         requests, written, ms = (median(cost[name] for cost in costs.values()) for name in names)
         wrote = f"wrote {bytes_text(round(written))} in {_duration(ms)}"
         self._say(f"median month: {requests:.0f} requests, {wrote}")
-        for number in compacted:
-            size = bytes_text(costs[number]["written"])
-            self._say(f"{self._names[number]} also compacted the deltas: wrote {size}")
-        return costs, compacted
+        for number, cost in costs.items():
+            if cost["compacted"]:
+                size = bytes_text(cost["written"])
+                self._say(f"{self._names[number]} also compacted the deltas: wrote {size}")
+        return costs
 
     def _rewrite(self) -> dict[int, _Cost]:
         """Costs of all months so far: same chunks, same disk, into an empty repository."""
@@ -321,7 +317,7 @@ class Demo:
                 spark = session("zarr-manifests demo", master="local[2]", config=settings)
                 at_the_end.callback(spark.stop)
                 self._means(spark, start_s)
-            with self._step(_STREAMING):
+            with self._step("Let months come in as a stream, with a restart in the middle"):
                 self._stream(spark)
 
     def _means(self, spark: Any, start_s: float) -> None:
@@ -436,7 +432,6 @@ def _draw(
     path: Path,
     month: xr.Dataset,
     commits: Mapping[int, _Cost],
-    compacted: Iterable[int],
     rewrites: Mapping[int, _Cost],
 ) -> None:
     """Save as PNG: the wind of a month on a map, and what commits and rewrites wrote."""
@@ -455,15 +450,11 @@ def _draw(
             written = [cost["written"] / 1000 for cost in costs.values()]
             below.plot(list(costs), written, "o-", color=color, markersize=4)
             below.text(0.015, written[0] * 0.72, text, color=color, **start)
-        for after in compacted:
-            at, text = (
-                (after, commits[after]["written"] / 1000),
-                "this commit also\ncompacted the deltas",
-            )
+        place: Any = {"xytext": (-10, 18), "textcoords": "offset points", "ha": "right"}
+        place["arrowprops"] = {"arrowstyle": "-", "color": _RED}
+        for at in [(n, c["written"] / 1000) for n, c in commits.items() if c["compacted"]]:
             below.plot(*at, "o", color=_RED, markersize=6)
-            place: Any = {"xytext": (-10, 18), "textcoords": "offset points", "ha": "right"}
-            line: Any = {"arrowstyle": "-", "color": _RED}
-            below.annotate(text, at, color=_RED, arrowprops=line, **place)
+            below.annotate("this commit also\ncompacted the deltas", at, color=_RED, **place)
         below.set(title="Bytes written to add one month", xlabel="months in the repository")
         below.set(ylabel="written (kB, log scale)", ylim=(10, 4000), yscale="log")
         below.yaxis.set_major_formatter(lambda kilobytes, _: f"{kilobytes:,.10g}")
