@@ -67,7 +67,10 @@ def run_log(
         )
     most = min(limit, sys.maxsize) or None
     if graph:
-        return _graph(repo, most or sys.maxsize)
+        from zarr_manifests.picturing.graph import graph_lines
+        from zarr_manifests.repository import graph_of
+
+        return Told(None, graph_lines(graph_of(repo, rows=most or sys.maxsize)))
     if ops:
         done, older = _first(repo.ops_log(), most, "reading the log")
         table = columns("version", "when", "who", "what", "ref", "snapshot", right=("version",))
@@ -97,13 +100,6 @@ def _first[T](entries: Iterator[T], most: int | None, what: str) -> tuple[list[T
     if most is None or next(entries, None) is None:
         return found, []
     return found, [Text(f"... and older ones: -n {most * 10} shows more, -n 0 all", "dim")]
-
-
-def _graph(repo: Repo, rows: int) -> Told:
-    from zarr_manifests.picturing.graph import graph_lines
-    from zarr_manifests.repository import graph_of
-
-    return Told(None, graph_lines(graph_of(repo, rows=rows)))
 
 
 def _refs(repo: Repo) -> dict[str, list[RefName]]:

@@ -118,6 +118,13 @@ def test_a_configuration_comes_back_from_all_that_it_is_written_as(config: Confi
     SCHEMA.validate(json.loads(json.dumps(plain)))
 
 
+def test_the_schema_has_every_option_and_its_default() -> None:
+    defaults = {name: one["default"] for name, one in SCHEMA.schema["properties"].items()}
+    plain = Config().to_dict()
+    plain["commits"]["metadata"], plain["virtual-containers"] = {}, []  # left out if empty
+    assert defaults == plain
+
+
 def with_tuples(value: object) -> object:
     """Plain values as another library would hand them."""
     if isinstance(value, dict):
