@@ -16,7 +16,7 @@ import multiprocessing
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -155,9 +155,6 @@ class HttpStorage(WrappedStorage):
         if response.status == 404:
             raise ObjectNotFoundError(f"there is no {path}")
         return data
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return [self.get(key, start, length) for start, length in ranges]
 
     def get_tagged(self, key: str) -> Tagged:
         return Tagged(self.get(key), "1")

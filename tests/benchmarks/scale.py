@@ -48,7 +48,7 @@ OPERATIONS: Final = {
     "rewrite": "a full compaction, which writes all chunk refs anew",
     "collect": "expire all but the last snapshot, and collect",
 }
-_READS: Final = ("get", "get_ranges", "get_tagged", "head")
+_READS: Final = ("get", "get_tagged", "head")
 _FREE: Final = ("sync", "delete", "delete_many")
 _LISTED: Final = 1_000
 _MANIFEST_REFS: Final = 1_000_000

@@ -127,21 +127,16 @@ def test_ranges_give_what_there_is(storage: Storage) -> None:
         for length in (0, 1, 10, 2**70):
             expected = data[start : start + length]
             assert storage.get("a", start, length) == expected
-            assert storage.get_ranges("a", [(start, length), (0, 3)]) == [expected, b"012"]
             assert asyncio.run(storage.get_async("a", start, length)) == expected
-    assert storage.get_ranges("a", []) == []
     for start, length in ((-1, 1), (0, -1), (2**62 + 1, 1)):
         with pytest.raises(InvalidArgumentError):
             storage.get("a", start, length)
-        with pytest.raises(InvalidArgumentError):
-            storage.get_ranges("a", [(0, 1), (start, length)])
 
 
 def test_what_is_absent_is_an_error_of_its_own(storage: Storage) -> None:
     calls: list[Callable[[str], object]] = [
         storage.get,
         lambda key: storage.get(key, 0, 0),
-        lambda key: storage.get_ranges(key, []),
         storage.get_tagged,
         storage.head,
         lambda key: storage.sync([key]),
@@ -216,7 +211,6 @@ def test_list_is_lazy_and_bears_changes(storage: Storage) -> None:
 def test_bad_keys_are_refused_everywhere(storage: Storage) -> None:
     calls: list[Callable[[str], object]] = [
         storage.get,
-        lambda key: storage.get_ranges(key, [(0, 1)]),
         storage.get_tagged,
         lambda key: storage.put(key, b""),
         lambda key: storage.create(key, b""),

@@ -116,7 +116,6 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert storage.get("a") == data
     assert storage.get("a", 3, 50) == data[3:53]
     assert storage.get("a", 90, 50) == data[90:]
-    assert storage.get_ranges("a", [(0, 30), (95, 9)]) == [data[:30], data[95:]]
 
 
 @pytest.mark.parametrize("refusal", [None, errno.ENOTSUP, errno.EIO])

@@ -47,21 +47,6 @@ def _storage(name: str = "bucket/prefix", **options: object) -> ObjectStorage:
 # --- requests --------------------------------------------------------------------------------
 
 
-def test_ranges_far_apart_are_of_one_version(small_store: Any) -> None:
-    storage = _storage()
-    old, new = b"o" * 300_000, b"n" * 300_000
-    storage.put("a", old)
-    small_store.once("GET", "/a", lambda request: _then(small_store, request, new))
-    assert storage.get_ranges("a", [(0, 2), (299_998, 2)]) == [b"nn", b"nn"]
-
-
-def _then(store: Any, request: Any, data: bytes) -> Any:
-    """Answer, and have the object be another before the next request."""
-    answer = store.perform(request)
-    store.objects[request.path.lstrip("/")] = data
-    return answer
-
-
 def test_what_one_has_written_oneself_is_not_asked_for_at_sync(small_store: Any) -> None:
     storage, other = _storage(), _storage()
     for i in range(20):
@@ -190,7 +175,6 @@ def _answers(store: Any, status: int, code: str) -> None:
 
 CALLS: dict[str, Callable[[ObjectStorage], object]] = {
     "get": lambda storage: storage.get("a"),
-    "get ranges": lambda storage: storage.get_ranges("a", [(0, 1), (900_000, 1)]),
     "get async": lambda storage: asyncio.run(storage.get_async("a", 1, 2)),
     "list": lambda storage: list(storage.list()),
     "put": lambda storage: storage.put("a", b""),
@@ -205,7 +189,7 @@ CALLS: dict[str, Callable[[ObjectStorage], object]] = {
     [
         ("get", 403, "SignatureDoesNotMatch", StorageError, "AWS_SECRET_ACCESS_KEY"),
         ("list", 404, "NoSuchBucket", StorageError, "bucket"),
-        ("get ranges", 301, "PermanentRedirect", StorageError, "region="),
+        ("get", 301, "PermanentRedirect", StorageError, "region="),
         ("create async", 400, "XMinioStorageFull", StorageFullError, "room"),
         ("cas", 403, "AccessDenied", StorageError, "allow"),
         ("delete", 418, "PLANTEDcode", StorageError, "418"),

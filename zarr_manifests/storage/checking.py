@@ -180,7 +180,7 @@ class _Check:
             self._storage.get(key),
             self._storage.get(key, 1000, 5),
             self._storage.get(key, len(data), 5),
-            *self._storage.get_ranges(key, far),
+            *(self._storage.get(key, *one) for one in far),
         ]
         if found != [data, data[1000:1005], b"", *(data[a : a + n] for a, n in far)]:
             raise StorageError("a range came back with other bytes than were written")

@@ -183,12 +183,6 @@ class FsspecStorage:
             return b""  # many refuse a range that begins beyond the object
         return bytes(found)
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        # Only `current` is ever replaced, and it is read whole.
-        if not ranges:
-            self.head(key)
-        return SYSTEM.parallel([partial(self.get, key, *pair) for pair in ranges])
-
     def get_tagged(self, key: str) -> Tagged:
         if self._mode == "proven":
             found: Tagged = self._ask("read", check_key(key), partial(_run, _get))

@@ -228,12 +228,6 @@ class LocalStorage:
                 pass
         return self.get(key, start, length)
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        for start, length in ranges:
-            check_range(start, length)
-        with self._opened(key) as fd:
-            return [read_at(fd, start, length) for start, length in ranges]
-
     def get_tagged(self, key: str) -> Tagged:
         with self._opened(key) as fd:
             data = read_at(fd, 0, MAX_TAGGED_BYTES + 1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
@@ -118,12 +118,6 @@ class MemoryStorage:
         check_range(start, length)
         data = self._find(key).data
         return data[start:] if length is None else data[start : start + length]
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        for start, length in ranges:
-            check_range(start, length)
-        data = self._find(key).data
-        return [data[start : start + length] for start, length in ranges]
 
     def get_tagged(self, key: str) -> Tagged:
         found = self._find(key)

@@ -6,7 +6,7 @@ another process does its own counting.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 from zarr_manifests.metrics import Meter
@@ -81,12 +81,6 @@ class MeteredStorage:
         if count is not None:
             self.meter.read_request(count)
         return count
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        with self._reading:
-            found = self.storage.get_ranges(key, ranges)
-        self.meter.read_request(sum(map(len, found)))
-        return found
 
     def get_tagged(self, key: str) -> Tagged:
         with self._reading:

@@ -32,7 +32,7 @@ import contextlib
 import hashlib
 import itertools
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -83,7 +83,6 @@ _LISTED_FROM: Final = 8
 _DELETED_SINGLY: Final = 16
 _NO_BULK: Final = (400, 405, 501)
 _REMEMBERED: Final = 200_000
-_VERSION_TRIES: Final = 5
 _ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
 _PROBE_KEY: Final = ".probe"  # not a valid key, so it is no object and never listed
@@ -246,30 +245,6 @@ class ObjectStorage:
         if found.kind == "beyond":
             return b""
         raise storage_error(found, "read", key, self.url)
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        for start, length in ranges:
-            check_range(start, length)
-        check_key(key)
-        spans = _spans([pair for pair in ranges if pair[1]])
-        if len(spans) < 2:
-            read = [self.get(key, first, end - first) for first, end in spans]
-            if not spans:
-                self.head(key)
-            return [_cut(spans, read, start, length) for start, length in ranges]
-        for _ in range(_VERSION_TRIES):
-            known, read = Version(), []
-            for first, end in spans:
-                found = self.get_version(key, first, end - first, known)
-                if found is None:
-                    break
-                read.append(found[0])
-                known = known if found[1].etag is None else found[1]
-            else:
-                return [_cut(spans, read, start, length) for start, length in ranges]
-        raise StorageError(
-            f"{key!r} in {self.url} was replaced again and again while it was read; try again"
-        )
 
     def get_tagged(self, key: str) -> Tagged:
         check_key(key)
@@ -632,7 +607,7 @@ class ObjectStorage:
             raise UnsupportedStorageError(f"{self.url} {why}")
 
 
-# --- keys and ranges -------------------------------------------------------------------------
+# --- keys ------------------------------------------------------------------------------------
 
 
 def _info(key: str, meta: Any) -> ObjectInfo:
@@ -648,28 +623,6 @@ def _just_before(prefix: str) -> str:
     if at and _ALPHABET[at - 1] == "/" and (not head or head.endswith("/")):
         at -= 1  # a segment is never empty
     return head + _ALPHABET[at - 1] + "z" * 8 if at else head.rstrip("/")
-
-
-def _spans(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Disjoint spans (start, end) that cover all ranges, in order."""
-    spans: list[tuple[int, int]] = []
-    for start, length in sorted(ranges):
-        end = start + length
-        if spans:
-            first, last = spans[-1]
-            near = start <= last + REMOTE_CAPABILITIES.gap_bytes
-            if start < last or (near and max(end, last) - first <= REMOTE_CAPABILITIES.span_bytes):
-                spans[-1] = first, max(end, last)
-                continue
-        spans.append((start, end))
-    return spans
-
-
-def _cut(spans: Sequence[tuple[int, int]], read: Sequence[bytes], start: int, length: int) -> bytes:
-    for (first, end), data in zip(spans, read, strict=True):
-        if length and first <= start < end:
-            return data[start - first : start - first + length]
-    return b""
 
 
 # --- versions of objects that others write -----------------------------------------------------

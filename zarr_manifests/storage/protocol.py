@@ -17,7 +17,7 @@ Invariants every backend keeps (one test suite runs over all of them):
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -228,9 +228,6 @@ class ReadableStorage(Protocol):
         A range that ends beyond the object is cut (to b"" if it begins there).
         Raises `ObjectNotFoundError` if there is no such object.
         """
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Like `get` for each `(start, length)`, from one version of the object."""
 
     def get_tagged(self, key: str) -> Tagged:
         """Return the object and its token, from one response.

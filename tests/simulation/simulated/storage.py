@@ -116,10 +116,6 @@ class Shelf:
         data = self._find(key)[0]
         return data[start:] if length is None else data[start : start + length]
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        data = self._find(key)[0]
-        return [data[start : start + length] for start, length in ranges]
-
     def get_tagged(self, key: str) -> Tagged:
         return Tagged(*self._find(key))
 
@@ -227,9 +223,6 @@ class Wire:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return self._call("get", key, lambda: self.shelf.get(key, start, length))
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return self._call("get_ranges", key, lambda: self.shelf.get_ranges(key, ranges))
 
     def get_tagged(self, key: str) -> Tagged:
         return self._call("get_tagged", key, lambda: self.shelf.get_tagged(key))

@@ -12,7 +12,7 @@ from zarr_manifests.runtime import asked_at, next_step
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Token
 
-_READS = frozenset({"get", "get_ranges", "get_tagged"})
+_READS = frozenset({"get", "get_tagged"})
 _NO_REQUESTS = frozenset({"sync"})
 _NO_ROUNDS = frozenset({"sync", "create_after"})
 

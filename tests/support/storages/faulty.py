@@ -29,7 +29,7 @@ type FaultKind = Literal[
     "crash_after",
 ]
 
-_READS = frozenset({"get", "get_ranges", "get_tagged"})
+_READS = frozenset({"get", "get_tagged"})
 _WRITES = frozenset({"put", "create", "create_after", "cas", "delete_many"})
 _OPS = _READS | _WRITES | {"head", "list", "stray", "sync"}
 # The other kinds apply to any call.

@@ -6,7 +6,7 @@ go through the same hook, under the names of their synchronous variants.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,11 +88,6 @@ class WrappedStorage:
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return self._around(Call("get", (key,), lambda: self._storage.get(key, start, length)))
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return self._around(
-            Call("get_ranges", (key,), lambda: self._storage.get_ranges(key, ranges))
-        )
 
     def get_tagged(self, key: str) -> Tagged:
         return self._around(Call("get_tagged", (key,), lambda: self._storage.get_tagged(key)))

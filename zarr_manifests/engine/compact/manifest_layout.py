@@ -8,7 +8,7 @@ moment when it was made, whatever others do later; other objects never change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -173,12 +173,6 @@ class ScratchStorage(MemoryStorage):
             return super().get(key, start, length)
         except ObjectNotFoundError:
             return self._below.get(key, start, length)
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        try:
-            return super().get_ranges(key, ranges)
-        except ObjectNotFoundError:
-            return self._below.get_ranges(key, ranges)
 
     def head(self, key: str) -> ObjectInfo:
         try:

@@ -409,9 +409,10 @@ def _copy_step(storage: Storage, runtime: Runtime, step: _Step) -> _Copied:
 def _read(storage: Storage, ranges: Sequence[Range]) -> _Read:
     """The chunks at these ranges of one object."""
     offsets, lengths = [one.offset for one in ranges], [one.length for one in ranges]
-    requests = coalesce(offsets, lengths, gap_bytes=0, span_bytes=sum(lengths))
+    room = storage.capabilities
+    requests = coalesce(offsets, lengths, gap_bytes=room.gap_bytes, span_bytes=room.span_bytes)
     try:
-        data = storage.get_ranges(ranges[0].key, [(one.start, one.length) for one in requests])
+        data = [storage.get(ranges[0].key, one.start, one.length) for one in requests]
     except ObjectNotFoundError:
         return [], [(one, "is not there") for one in ranges]
     found, damaged = [], []

@@ -313,9 +313,9 @@ class ChunkReader:
     def _checked(self, ref: NativeRef, data: bytes, start: int, length: int) -> bytes:
         if _problem(ref, data, start, length):
             # The object may have been restored or deleted since its file was opened. So this opens
-            # it once more.
+            # it once more, as reads to the end of an object do.
             try:
-                (data,) = self._storage.get_ranges(ref.key, [(ref.offset + start, length)])
+                data = self._storage.get(ref.key, ref.offset + start)[:length]
             except ObjectNotFoundError as error:
                 raise self._missing(ref) from error
         if problem := _problem(ref, data, start, length):

@@ -5,7 +5,7 @@ They are kept as columns, since there may be as many as chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,12 +76,11 @@ def end_of(rows: Rows) -> int:
     return int((rows[:, 0] + rows[:, 1]).max())
 
 
-def compared(
-    key: str, rows: Rows, parts: Sequence[bytes | memoryview]
-) -> tuple[str | None, list[bool]]:
-    """What is first wrong with the bytes of the ranges, if anything; and which of them match."""
+def compared(key: str, rows: Rows, whole: bytes) -> tuple[str | None, list[bool]]:
+    """What is first wrong with the ranges of an object, if anything; and which of them match."""
     problem, sound = None, []
-    for (offset, length, crc), data in zip(rows.tolist(), parts, strict=True):
+    for offset, length, crc in rows.tolist():
+        data = memoryview(whole)[offset : offset + length]
         sound.append(len(data) == length and crc32c(data) == crc)
         if len(data) != length:
             problem = problem or f"chunk object {key} ends before {offset + length}"

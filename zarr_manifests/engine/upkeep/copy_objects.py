@@ -171,8 +171,7 @@ class ObjectCopier:
             )
             missing.key = key
             raise missing from error
-        ranges = [memoryview(data)[start : start + length] for start, length, _ in rows.tolist()]
-        problem, _ = compared(key, rows, ranges)
+        problem, _ = compared(key, rows, data)
         if problem is not None:
             raise CorruptObjectError(f"{problem}; {_MEND}")
         if not self._copied_within(key, len(data)):

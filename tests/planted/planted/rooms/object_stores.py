@@ -18,12 +18,6 @@ FAULTS = [
         '"contended": False,',
     ),
     Fault(
-        "ranges-are-of-two-versions",
-        "storage/object_store.py",
-        "known = known if found[1].etag is None else found[1]",
-        "known = Version()",
-    ),
-    Fault(
         "a-sync-does-not-miss-objects",
         "storage/object_store.py",
         "if missing:",

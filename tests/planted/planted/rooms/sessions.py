@@ -98,7 +98,7 @@ FAULTS = [
     Fault(
         "restored-chunk-read-as-damaged",
         "engine/objects/chunks.py",
-        "(data,) = self._storage.get_ranges(ref.key, [(ref.offset + start, length)])",
+        "data = self._storage.get(ref.key, ref.offset + start)[:length]",
         "self._storage.head(ref.key)",
     ),
 ]
