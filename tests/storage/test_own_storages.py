@@ -181,7 +181,7 @@ def test_other_stores_of_obstore(tmp_path: Path) -> None:
     assert local.path == str(tmp_path)
     web = from_obstore(stores.HTTPStore("https://example.org/x"), url="https://shown")
     assert web.url == "https://shown"
-    assert not web.capabilities.create
+    assert not web.capabilities.cas
     for wrong in (stores.MemoryStore(), stores.LocalStore(), object()):
         with pytest.raises(InvalidArgumentError, match="cannot hold a repository"):
             from_obstore(wrong)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from zarr_manifests.engine.edit.bulk_chunks import stream_table
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import (
@@ -34,6 +34,7 @@ from zarr_manifests.keys import (
     join,
     split,
 )
+from zarr_manifests.progress import tell
 from zarr_manifests.storage.metered import unmetered
 
 V2_CONSOLIDATED: Final = ".zmetadata"
@@ -61,6 +62,11 @@ class SnapshotSource:
     chunk_keys : ChunkKeys, optional
         How all chunks are named; by default as each array says.
 
+    Attributes
+    ----------
+    count, nbytes, referenced : int
+        Chunks that were written so far, their bytes, and how many of them were referred to.
+
     Raises
     ------
     InvalidArgumentError
@@ -85,6 +91,7 @@ class SnapshotSource:
         self.snapshot_id = contents.view.snapshot_id
         self.path = path.strip("/")
         self._chunk_keys = chunk_keys
+        self.count = self.nbytes = self.referenced = 0
         found = self.contents.within(self.path)
         if self.path not in found and (self.path or not found):
             raise NotFoundError(
@@ -100,7 +107,7 @@ class SnapshotSource:
             for name, document in node.documents.items()
         }
         # Documents that the one beside them hides are entries of their own.
-        found |= dict(chain.from_iterable(self.chunks(hidden=True)))
+        found |= dict(chain.from_iterable(self._batches(hidden=True)))
         nodes = {node.path: node for node in self.nodes}
         found |= {self.relative(key): document for key, document in consolidated(nodes)}
         return sorted(found.items(), key=_members_first)
@@ -114,8 +121,23 @@ class SnapshotSource:
             if table is not None and len(table):
                 yield node, table
 
-    def chunks(self, *, hidden: bool = False) -> Iterator[Batch]:
+    def refer(self, table: ChunkTable) -> None:
+        """Count the chunks of the table, which were referred to, but for inline ones."""
+        self.referenced += int((table.kind != RefKind.INLINE).sum())
+        self._wrote(len(table), int(table.length.sum()))
+
+    def _wrote(self, chunks: int, nbytes: int) -> None:
+        self.count += chunks
+        self.nbytes += nbytes
+        tell("chunks", self.count)
+
+    def chunks(self) -> Iterator[Batch]:
         """The chunks, as they are stored, in batches that fit in memory."""
+        for batch in self._batches():
+            yield batch
+            self._wrote(len(batch), sum(len(data) for _, data in batch))
+
+    def _batches(self, *, hidden: bool = False) -> Iterator[Batch]:
         batch: Batch = []
         size = 0
         for node, table in self.tables(hidden=hidden):

@@ -57,7 +57,7 @@ from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, ChunkKeys, absolute, directory, join
-from zarr_manifests.progress import expect, tell
+from zarr_manifests.progress import expect
 from zarr_manifests.reports import ExportReport
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, translated
@@ -117,16 +117,16 @@ def export(
     within = {absolute(node.path) for node in source.nodes}
     arrays = totals_of(contents.view).arrays
     expect("chunks", sum(array.chunks for array in arrays if array.path in within))
-    count, kept = _Written(), None
+    kept = None
     if format == "kerchunk":
-        name, kept = _to_kerchunk(source, dest, overwrite, tag, count)
+        name, kept = _to_kerchunk(source, dest, overwrite, tag)
     elif format == "icechunk":
-        name, kept = _to_icechunk(source, dest, copy, tag, count)
+        name, kept = _to_icechunk(source, dest, copy, tag)
     elif format == "zip":
-        name = _copy(source, _zip(source, dest, overwrite), count)
+        name = _copy(source, _zip(source, dest, overwrite))
     else:
-        name = _copy(source, _zarr(source, dest, storage_options, overwrite), count)
-    expect("chunks", count.chunks)  # before, only a bound was known
+        name = _copy(source, _zarr(source, dest, storage_options, overwrite))
+    expect("chunks", source.count)  # before, only a bound was known
     kinds = [node.kind for node in source.nodes]
     return ExportReport(
         format=format,
@@ -135,46 +135,22 @@ def export(
         path=absolute(source.path),
         groups=kinds.count(NodeKind.GROUP),
         arrays=kinds.count(NodeKind.ARRAY),
-        chunks=count.chunks,
-        nbytes=count.nbytes,
-        referenced=count.referenced,
+        chunks=source.count,
+        nbytes=source.nbytes,
+        referenced=source.referenced,
         tag=kept,
     )
 
 
-class _Written:
-    """Counts chunks that are written, and tells of them."""
-
-    def __init__(self) -> None:
-        self.chunks = self.nbytes = self.referenced = 0
-
-    def add(self, chunks: int, nbytes: int) -> None:
-        self.chunks += chunks
-        self.nbytes += nbytes
-        tell("chunks", self.chunks)
-
-    def add_rows(self, table: ChunkTable) -> None:
-        """Count chunks that are referred to, but for inline ones."""
-        self.referenced += int((table.kind != chunk_table.RefKind.INLINE).sum())
-        self.add(len(table), int(table.length.sum()))
-
-
-def _copy(
-    source: SnapshotSource, target: AbstractContextManager[tuple[str, _Put]], count: _Written
-) -> str:
+def _copy(source: SnapshotSource, target: AbstractContextManager[tuple[str, _Put]]) -> str:
     """Write chunks and documents, that of the root last; what the target is called."""
     documents = source.documents()
     with target as (name, put):
-        _put_chunks(source, put, count)
+        for batch in source.chunks():
+            put(batch)
         put(documents[:-1])
         put(documents[-1:])
     return name
-
-
-def _put_chunks(source: SnapshotSource, put: _Put, count: _Written) -> None:
-    for batch in source.chunks():
-        put(batch)
-        count.add(len(batch), sum(len(data) for _, data in batch))
 
 
 # --- a file or a folder ----------------------------------------------------------------------
@@ -486,7 +462,7 @@ def _inline(table: ChunkTable, row: int) -> bytes:
 
 
 def _to_kerchunk(
-    source: SnapshotSource, dest: Any, overwrite: bool, tag: str | None, count: _Written
+    source: SnapshotSource, dest: Any, overwrite: bool, tag: str | None
 ) -> tuple[str, str]:
     """Write a JSON file of references; its path, and the tag that keeps what they refer to."""
     path = _local(source, dest, "file", overwrite=overwrite)
@@ -503,7 +479,7 @@ def _to_kerchunk(
                 url, length = urls[at[row]], table.length.item(row)
                 placed = [url, table.offset.item(row), length] if url and length else None
                 yield source.key(node, tuple(coords)), placed or _encoded(_inline(table, row))
-            count.add_rows(table)
+            source.refer(table)
 
     with _staged(path, overwrite=overwrite) as new, new.open("x") as file:
         file.write('{"version": 1, "refs": {')
@@ -536,7 +512,7 @@ def _fsspec_url(place: VirtualLocation) -> str:
 
 
 def _to_icechunk(
-    source: SnapshotSource, dest: Any, copy: bool, tag: str | None, count: _Written
+    source: SnapshotSource, dest: Any, copy: bool, tag: str | None
 ) -> tuple[str, str | None]:
     """Make an icechunk repository of one commit; its name, and the tag that keeps its chunks.
 
@@ -568,11 +544,12 @@ def _to_icechunk(
         put = partial(_put, session.store, name)
         put(documents)
         if copy:
-            _put_chunks(source, put, count)
+            for batch in source.chunks():
+                put(batch)
         else:
             for node, table in source.tables():
                 _refer(icechunk, session.store, name, source, node, table)
-                count.add_rows(table)
+                source.refer(table)
         with _told(name):
             session.commit(f"export of snapshot {source.snapshot_id}", allow_empty=True)
     return name, kept

@@ -165,7 +165,7 @@ class FsspecStorage:
     def capabilities(self) -> Capabilities:
         writes = self._mode == "proven" and not _IGNORED.get(self._place)
         shared = not self.url.startswith("memory:")
-        return Capabilities(create=writes, cas=writes, durable=shared, shared=shared)
+        return Capabilities(cas=writes, durable=shared, shared=shared)
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
-from zarr_manifests.runtime import SYSTEM
+from zarr_manifests.runtime import SYSTEM, fork_awaited_lock
 from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,
@@ -40,11 +39,7 @@ class _Object:
     modified_ms: int
 
 
-# Reentrant: a fork made while this thread holds it must not wait for itself.
-_LOCK = threading.RLock()
-os.register_at_fork(
-    before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release
-)
+_LOCK = fork_awaited_lock()
 _NAMED: dict[str, dict[str, _Object]] = {}
 _VERSIONS = itertools.count(1)
 _CAPABILITIES = Capabilities(inline=True, durable=False, shared=False)

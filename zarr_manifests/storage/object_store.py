@@ -74,7 +74,7 @@ from zarr_manifests.storage.protocol import (
     plain_etag,
 )
 
-_READ_ONLY: Final = replace(REMOTE_CAPABILITIES, create=False, cas=False)
+_READ_ONLY: Final = replace(REMOTE_CAPABILITIES, cas=False)
 _MOST_OFFSET: Final = 2**63 - 1
 _MOST_SECONDS: Final = 253_402_300_798  # the year 9999
 _LISTED: Final = 1000

@@ -116,10 +116,8 @@ class Capabilities:
 
     Parameters
     ----------
-    create : bool
-        Put-if-absent is atomic.
     cas : bool
-        Compare-and-swap is atomic. Without it a repository is read-only.
+        Put-if-absent and compare-and-swap are atomic. Without it a repository is read-only.
     inline : bool
         Calls are so cheap (memory, a local disk) that they are made on the calling thread, even
         in an event loop.
@@ -135,14 +133,8 @@ class Capabilities:
         Ignored where calls are `inline`.
     span_bytes : int
         The largest size of such a request, unless a single range is longer.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a number of bytes is negative.
     """
 
-    create: bool = True
     cas: bool = True
     inline: bool = False
     durable: bool = True
@@ -150,13 +142,6 @@ class Capabilities:
     turns: bool = False
     gap_bytes: int = 64 * 1024
     span_bytes: int = 4 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        if self.gap_bytes < 0 or self.span_bytes < 0:
-            raise InvalidArgumentError(
-                f"gap_bytes and span_bytes must be 0 or more, not {self.gap_bytes} and "
-                f"{self.span_bytes}"
-            )
 
 
 # A request costs 0.34 ms of processor time, 256 KiB more in one request 0.15 ms, and more with TLS.

@@ -166,7 +166,7 @@ class ScratchStorage(MemoryStorage):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self._below.capabilities, create=True, cas=True)
+        return replace(self._below.capabilities, cas=True)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         try:

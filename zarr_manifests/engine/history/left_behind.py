@@ -57,6 +57,7 @@ from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import session_of, session_start, snapshot_id_of
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage.protocol import ReadableStorage
 
 _AT_ONCE = 64
 
@@ -297,7 +298,7 @@ def _in_a_version_since(context: ReadContext, root: Root, snapshot_id: str) -> _
         if entry.version < max(first, begun):
             break
         if entry.operation.endswith(f" from {snapshot_id}"):
-            before = [v for v in archived_versions(context) if first <= v < entry.version]
+            before = [v for v in archived_versions(context.storage) if first <= v < entry.version]
             return _in_version(context, before[-1], snapshot_id) if before else None
         if entry.snapshot == snapshot_id and entry.version < root.version:
             return _in_version(context, entry.version, snapshot_id)
@@ -381,15 +382,15 @@ def _is_safe(
 # --- the log of operations -----------------------------------------------------------------------
 
 
-def archived_versions(context: ReadContext) -> list[int]:
+def archived_versions(storage: ReadableStorage) -> list[int]:
     """The versions of the root that are archived, oldest first."""
-    found = (info.key.partition("/")[2] for info in context.storage.list("root/"))
+    found = (info.key.partition("/")[2] for info in storage.list("root/"))
     return [int(text) for text in found if len(text) == 20 and text.isdecimal()]
 
 
 def logged(context: ReadContext, root: Root) -> Iterator[LogEntry]:
     """All operations that this root and its archives know, newest first."""
-    versions, oldest = archived_versions(context), root.version + 1
+    versions, oldest = archived_versions(context.storage), root.version + 1
     while True:
         for entry in reversed(root.log):
             if entry.version < oldest:

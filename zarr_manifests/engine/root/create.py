@@ -74,7 +74,7 @@ def create_repository(
     UnsupportedStorageError
         If the storage cannot put-if-absent and compare-and-swap.
     """
-    if not (storage.capabilities.cas and storage.capabilities.create):
+    if not storage.capabilities.cas:
         raise UnsupportedStorageError(
             f"{storage.url} cannot put-if-absent and compare-and-swap, so a repository there "
             "could lose commits; choose a local disk or a storage that can"

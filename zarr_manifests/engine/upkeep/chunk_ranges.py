@@ -76,14 +76,12 @@ def end_of(rows: Rows) -> int:
     return int((rows[:, 0] + rows[:, 1]).max())
 
 
-def compared(key: str, rows: Rows, whole: bytes) -> tuple[str | None, list[bool]]:
-    """What is first wrong with the ranges of an object, if anything; and which of them match."""
-    problem, sound = None, []
+def problem_of(key: str, rows: Rows, whole: bytes) -> str | None:
+    """What is first wrong with these ranges of an object, if anything."""
     for offset, length, crc in rows.tolist():
         data = memoryview(whole)[offset : offset + length]
-        sound.append(len(data) == length and crc32c(data) == crc)
         if len(data) != length:
-            problem = problem or f"chunk object {key} ends before {offset + length}"
-        elif not sound[-1]:
-            problem = problem or f"chunk object {key} at {offset} does not match its checksum"
-    return problem, sound
+            return f"chunk object {key} ends before {offset + length}"
+        if crc32c(data) != crc:
+            return f"chunk object {key} at {offset} does not match its checksum"
+    return None

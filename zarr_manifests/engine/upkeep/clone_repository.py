@@ -59,7 +59,6 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.reports import CloneReport
-from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
@@ -151,64 +150,6 @@ def _names(branches: Iterable[str] | None) -> frozenset[str] | None:
     return frozenset(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Destination:
-    """Where the clone is made: its storage, and what is there of an earlier clone.
-
-    `whole` is its root with all refs, as of `at`; both are None before there is a root.
-    """
-
-    storage: Storage
-    roots: Roots
-    context: ReadContext | None = None
-    whole: Root | None = None
-
-    @property
-    def branches(self) -> Mapping[str, Branch]:
-        """The branches of the clone."""
-        return {} if self.whole is None else self.whole.branches
-
-    @property
-    def tags(self) -> Mapping[str, BlobRef]:
-        """The tags of the clone."""
-        return {} if self.whole is None else self.whole.tags
-
-
-def _place(storage: Storage, runtime: Runtime, repository_id: str) -> _Destination:
-    """The place, which is empty or has a clone of that repository, finished or not.
-
-    Raises
-    ------
-    AlreadyExistsError
-        If it is neither.
-    """
-    if not (storage.capabilities.cas and storage.capabilities.create):
-        raise UnsupportedStorageError(
-            f"{storage.url} cannot put-if-absent and compare-and-swap, so no repository can be "
-            "made there; choose a local disk or a storage that can"
-        )
-    roots = Roots(storage, runtime)
-    try:
-        storage.head(ROOT_KEY)
-    except ObjectNotFoundError:
-        _begin(storage, repository_id)
-        return _Destination(storage, roots)
-    objects, at = Objects(storage, runtime), roots.read()
-    if at.root.repository_id != repository_id:
-        raise AlreadyExistsError(
-            f"another repository, {at.root.repository_id}, is at {storage.url}; choose an empty "
-            "place"
-        )
-    roots.share(objects, repository_id)
-    there = ReadContext.unshared(repository_id, storage, runtime, at.root.config)
-    if _is_collecting(there, at.root):
-        raise ConflictError(
-            f"a garbage collection at {storage.url} has begun and not ended, and may delete what "
-            "is copied. Wait for it, or run garbage_collect() there if it was interrupted"
-        )
-    return _Destination(storage, roots, there, roots.whole(at.root))
-
-
 def _begin(storage: Storage, repository_id: str) -> None:
     """Note at an empty place which repository is cloned to it."""
     check_outside(storage)
@@ -268,7 +209,10 @@ class _Clone:
     storage: Storage
     history: str | None
     names: frozenset[str] | None
-    place: _Destination = field(init=False)
+    roots: Roots = field(init=False)
+    there: ReadContext | None = None
+    whole: Root | None = None
+    """The root of the clone with all refs; both are None before there is one."""
     expired: bool = field(init=False)
     tips: dict[str, Branch] = field(init=False)
     _known: set[str] | None = None
@@ -284,8 +228,8 @@ class _Clone:
         names = sorted(self.source.branches if self.names is None else self.names)
         tips = {name: known_ref(self.source.branches, name, "branch") for name in names}
         self.tips = tips
-        self.place = _place(self.storage, self.context.runtime, self.source.repository_id)
-        there = self.place.whole
+        self._look()
+        there = self.whole
         self.expired = not self.all_of_it or has_expired(self.source)
         self.expired = self.expired or (there is not None and has_expired(there))
         due: dict[str, BlobRef] = {}
@@ -314,11 +258,53 @@ class _Clone:
             copier.virtual,
         )
 
+    # --- what is there -----------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Look at the place, which is empty or has a clone of this repository, finished or not.
+
+        Raises
+        ------
+        AlreadyExistsError
+            If it is neither.
+        """
+        storage, runtime, own = self.storage, self.context.runtime, self.source.repository_id
+        if not storage.capabilities.cas:
+            raise UnsupportedStorageError(
+                f"{storage.url} cannot put-if-absent and compare-and-swap, so no repository can be "
+                "made there; choose a local disk or a storage that can"
+            )
+        self.roots = Roots(storage, runtime)
+        try:
+            storage.head(ROOT_KEY)
+        except ObjectNotFoundError:
+            _begin(storage, own)
+            return
+        objects, at = Objects(storage, runtime), self.roots.read()
+        if at.root.repository_id != own:
+            raise AlreadyExistsError(
+                f"another repository, {at.root.repository_id}, is at {storage.url}; choose an "
+                "empty place"
+            )
+        self.roots.share(objects, own)
+        there = ReadContext.unshared(own, storage, runtime, at.root.config)
+        if _is_collecting(there, at.root):
+            raise ConflictError(
+                f"a garbage collection at {storage.url} has begun and not ended, and may delete "
+                "what is copied. Wait for it, or run garbage_collect() there if it was interrupted"
+            )
+        self.there, self.whole = there, self.roots.whole(at.root)
+
+    @property
+    def branches(self) -> Mapping[str, Branch]:
+        """The branches of the clone."""
+        return {} if self.whole is None else self.whole.branches
+
     # --- which snapshots ---------------------------------------------------------------------
 
     def _branch(self, name: str, tip: Branch, due: dict[str, BlobRef]) -> Branch:
         """The branch as the clone will have it; the snapshots it needs are added to `due`."""
-        mine = self.place.branches.get(name)
+        mine = self.branches.get(name)
         if mine is None:
             floor = tip.floor if self.all_of_it else snapshot_id_of(tip.head.key)
             line = [ref for ref, _ in ages(self.context, tip.head, floor)]
@@ -360,8 +346,8 @@ class _Clone:
 
     def _has(self, snapshot_id: str, mine: Branch, due: Mapping[str, BlobRef]) -> bool:
         """Whether the snapshot will be in the history of the clone's branch."""
-        there, key = self.place.context, snapshot_key(snapshot_id)
-        line = () if there is None else ages(there, mine.head, mine.floor)
+        key = snapshot_key(snapshot_id)
+        line = () if self.there is None else ages(self.there, mine.head, mine.floor)
         return key in due or any(ref.key == key for ref, _ in line)
 
     def _floor(self, mine: Branch) -> str | None:
@@ -369,29 +355,27 @@ class _Clone:
 
         No branch is without one if anything has expired in the source or the clone.
         """
-        there = self.place.context
-        if mine.floor is not None or there is None or not self.expired:
+        if mine.floor is not None or self.there is None or not self.expired:
             return mine.floor
-        *_, (oldest, _) = ages(there, mine.head, None)
+        *_, (oldest, _) = ages(self.there, mine.head, None)
         return snapshot_id_of(oldest.key)
 
     def _there(self) -> set[str]:
         """Keys of the snapshots in the history of the clone's branches."""
         if self._known is None:
-            there = self.place.context
-            self._known = set() if there is None else _line(there, self.place.branches)
+            self._known = set() if self.there is None else _line(self.there, self.branches)
         return self._known
 
     def _tags(self, tips: Mapping[str, Branch], due: dict[str, BlobRef]) -> dict[str, BlobRef]:
         """The tags that the clone does not have yet; the snapshots they need are added to `due`."""
-        there = self.place
-        gone = () if there.whole is None else there.whole.deleted_tags
+        gone = () if self.whole is None else self.whole.deleted_tags
+        there = {} if self.whole is None else self.whole.tags
         found: dict[str, BlobRef] = {}
         on_branches = None if self.names is None else _line(self.context, tips)
         for name, ref in self.source.tags.items():
             if name in gone or (on_branches is not None and ref.key not in on_branches):
                 continue
-            mine = there.tags.get(name)
+            mine = there.get(name)
             if mine is not None and mine.key != ref.key:
                 raise ConflictError(
                     f"tag {name!r} of {self.storage.url} names another snapshot than the tag here; "
@@ -424,7 +408,7 @@ class _Clone:
         def told(branch: Branch | None) -> Any:
             return None if branch is None else (branch.head.bare(), branch.index, branch.floor)
 
-        there, mine = self.place.branches, self.place.whole
+        there, mine = self.branches, self.whole
         moved = any(told(there.get(name)) != told(branch) for name, branch in branches.items())
         known = {} if mine is None else mine.metadata
         return moved or {**known, **self.source.metadata} != known
@@ -440,7 +424,7 @@ class _Clone:
 
     def _wanted(self, due: Mapping[str, BlobRef], link: Link) -> bool:
         """Whether the clone needs the object: not a page about snapshots it does not have."""
-        if self.place.whole is None or link.is_within(due):
+        if self.whole is None or link.is_within(due):
             return link.is_within(due)
         if self._here is None:
             self._here = _line(self.context, self.tips)
@@ -448,8 +432,7 @@ class _Clone:
 
     def _complete(self) -> set[str]:
         """Keys of the metadata that the clone's heads lead to, so that all it names is there."""
-        there = self.place.context
-        seen: set[str] = set()
+        there, seen = self.there, set[str]()
         if there is None:
             return seen
 
@@ -457,7 +440,7 @@ class _Clone:
             ends = link.kind in (Manifest, Zones)
             return None if ends else there.objects.load(link.ref, link.kind)
 
-        branches = self.place.branches.values()
+        branches = self.branches.values()
         starts = [Link(branch.head, Snapshot) for branch in branches]
         starts += [Link(b.index, IndexDirectory) for b in branches if b.index is not None]
         stage = "looking at the clone"
@@ -469,20 +452,34 @@ class _Clone:
 
     def _write_root(self, branches: Mapping[str, Branch], tags: Mapping[str, BlobRef]) -> int:
         """Write the first root of the clone, or swap in the next; its version."""
-        place, runtime = self.place, self.context.runtime
-        if place.whole is None:
-            operation, by = runtime.random_bytes(16), runtime.who()
-            root = _begun(self.source, branches, tags, runtime.now_ms(), operation, by)
-            at = place.roots.install(root.with_copies({}, DEFAULT_BRANCH), None)
+        source, roots, before = self.source, self.roots, self.whole
+        if before is None:
+            runtime, version = self.context.runtime, source.version + _AHEAD
+            operation, now_ms = runtime.random_bytes(16), runtime.now_ms()
+            entry = LogEntry(version, now_ms, _OPERATION, "", "", operation).signed(runtime.who())
+            # Leases, claims and counters of the source are not those of its clone.
+            root = Root(
+                source.repository_id,
+                version,
+                operation,
+                now_ms,
+                source.config,
+                branches,
+                tags,
+                source.deleted_tags,
+                (entry,),
+                fence=version,
+                metadata=source.metadata,
+            )
+            at = roots.install(root.with_copies({}, DEFAULT_BRANCH), None)
             if at is None:
                 raise _OvertakenError
             keep_reserve(self.storage)
             return at.root.version
-        before = place.whole
         known = {name: branch.head.key for name, branch in before.branches.items()}
 
         def change(root: Root) -> Root:
-            whole = place.roots.whole(root)
+            whole = roots.whole(root)
             if whole.collected != before.collected:
                 raise ConflictError(
                     f"a garbage collection has begun at {self.storage.url}, and may have deleted "
@@ -499,9 +496,18 @@ class _Clone:
             new = dict(branches)
             if whole.leases:  # what they keep must not expire; the next clone may let it
                 new |= {n: replace(b, floor=kept[n].floor) for n, b in new.items() if n in kept}
-            return _continued(replace(whole, branches=kept), self.source, new, tags)
+            return replace(
+                whole,
+                branches={**kept, **new},
+                tags={**whole.tags, **tags},
+                deleted_tags=tuple(dict.fromkeys((*whole.deleted_tags, *source.deleted_tags))),
+                pages={s: refs for s, refs in whole.pages.items() if s not in ("branches", "tags")},
+                deleted_branches=(),
+                swept=0,
+                metadata={**whole.metadata, **source.metadata},
+            )
 
-        return place.roots.update(change, _OPERATION, "", "", _SWAPS).root.version
+        return roots.update(change, _OPERATION, "", "", _SWAPS).root.version
 
 
 def _is_no_page(link: Link) -> bool:
@@ -512,47 +518,3 @@ def _line(context: ReadContext, branches: Mapping[str, Branch]) -> set[str]:
     """Keys of all snapshots in the history of the branches."""
     lines = (ages(context, branch.head, branch.floor) for branch in branches.values())
     return {ref.key for line in lines for ref, _ in line}
-
-
-def _begun(
-    source: Root,
-    branches: Mapping[str, Branch],
-    tags: Mapping[str, BlobRef],
-    now_ms: int,
-    operation_id: bytes,
-    by: str,
-) -> Root:
-    """The first root of a clone.
-
-    Leases, claims and counters of the source are not those of its clone.
-    """
-    version = source.version + _AHEAD
-    return Root(
-        source.repository_id,
-        version,
-        operation_id,
-        now_ms,
-        source.config,
-        branches,
-        tags,
-        source.deleted_tags,
-        (LogEntry(version, now_ms, _OPERATION, "", "", operation_id).signed(by),),
-        fence=version,
-        metadata=source.metadata,
-    )
-
-
-def _continued(
-    root: Root, source: Root, branches: Mapping[str, Branch], tags: Mapping[str, BlobRef]
-) -> Root:
-    """The next root of a clone that has all its refs in itself, with these branches and tags."""
-    return replace(
-        root,
-        branches={**root.branches, **branches},
-        tags={**root.tags, **tags},
-        deleted_tags=tuple(dict.fromkeys((*root.deleted_tags, *source.deleted_tags))),
-        pages={s: refs for s, refs in root.pages.items() if s not in ("branches", "tags")},
-        deleted_branches=(),
-        swept=0,
-        metadata={**root.metadata, **source.metadata},
-    )

@@ -191,7 +191,7 @@ def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[i
     for entry in reversed(root.log):
         yield entry.version, entry.at_ms
     oldest = root.log[0].version if root.log else root.version
-    versions = [v for v in archived_versions(context) if v < oldest]
+    versions = [v for v in archived_versions(context.storage) if v < oldest]
 
     def written_ms(version: int) -> int:
         return context.roots.archived(version).written_ms
@@ -448,7 +448,7 @@ def _pending_keys(
 def _archived_pages(context: ReadContext, root: Root) -> set[str]:
     """Keys of the pages that kept archives refer to: an archive is incomplete without them."""
     first = first_archive_kept(root.version, root.fence)
-    kept = [version for version in archived_versions(context) if version >= first]
+    kept = [version for version in archived_versions(context.storage) if version >= first]
 
     def pages(version: int) -> set[str]:
         try:

@@ -19,7 +19,7 @@ import numpy as np
 from zarr_manifests.engine.history.left_behind import Link, follow, tables
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.engine.upkeep.chunk_ranges import ChunkRanges, Rows, compared, end_of
+from zarr_manifests.engine.upkeep.chunk_ranges import ChunkRanges, Rows, end_of, problem_of
 from zarr_manifests.engine.upkeep.collect import KINDS
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -171,7 +171,7 @@ class ObjectCopier:
             )
             missing.key = key
             raise missing from error
-        problem, _ = compared(key, rows, data)
+        problem = problem_of(key, rows, data)
         if problem is not None:
             raise CorruptObjectError(f"{problem}; {_MEND}")
         if not self._copied_within(key, len(data)):

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from zarr_manifests.engine.history.left_behind import logged
+from zarr_manifests.engine.history.left_behind import archived_versions, logged
 from zarr_manifests.engine.root.epochs import restored_epoch
 from zarr_manifests.engine.root.roots import RootAt, Roots
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
@@ -177,7 +177,7 @@ def recover(
     if not (storage.capabilities.cas or dry_run):
         raise UnsupportedStorageError(f"{storage.url} cannot compare-and-swap")
     token, current = _damaged(storage, runtime)
-    versions = _versions(storage)
+    versions = archived_versions(storage)[::-1]
     skipped: dict[int, str] = {}
     newer = [] if current is None else [current]
     if not versions:
@@ -265,12 +265,6 @@ def _check_collections(
 
 def _context(storage: Storage, runtime: Runtime, root: Root) -> ReadContext:
     return ReadContext.unshared(root.repository_id, storage, runtime, root.config)
-
-
-def _versions(storage: Storage) -> list[int]:
-    """The archived versions, newest first."""
-    keys = (info.key.partition("/")[2] for info in storage.list("root/"))
-    return sorted((int(k) for k in keys if len(k) == 20 and k.isdecimal()), reverse=True)
 
 
 def _current(storage: Storage) -> tuple[Token | None, Root | None]:

@@ -30,7 +30,7 @@ from zarr_manifests.engine.history.left_behind import Link, archived_versions, f
 from zarr_manifests.engine.snapshot.base_pages import BasePages
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.upkeep.check_totals import wrong_counters
-from zarr_manifests.engine.upkeep.chunk_ranges import ChunkRanges, Rows, compared, end_of
+from zarr_manifests.engine.upkeep.chunk_ranges import ChunkRanges, Rows, end_of, problem_of
 from zarr_manifests.engine.upkeep.collect import live_snapshots
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -74,7 +74,7 @@ class _Findings:
     objects: int = 0
     ranges: ChunkRanges = field(default_factory=ChunkRanges)
     sound: dict[str, Rows] = field(default_factory=dict)
-    """Ranges that were read and match their checksums."""
+    """Ranges of objects that were read, where all match their checksums."""
     unguarded: set[tuple[str, int, int]] = field(default_factory=set)
     """Location, offset and length of virtual chunks in files of no known version."""
     patient: bool = True
@@ -421,7 +421,7 @@ def _first_kept(root: Root) -> int:
 
 def _check_archives(context: ReadContext, root: Root | None, found: _Findings) -> dict[int, Root]:
     """The archived roots by version."""
-    versions = archived_versions(context)
+    versions = archived_versions(context.storage)
 
     def load(version: int) -> Root | None:
         key = archive_key(version)
@@ -490,28 +490,24 @@ def _add_unguarded(found: _Findings, table: ChunkTable) -> None:
 
 def _check_chunks(context: ReadContext, found: _Findings) -> tuple[int, int, int]:
     ranges = dict(found.ranges.of_each())
-    due = ((key, _unread(ranges[key], found.sound.get(key))) for key in sorted(ranges))
-    tasks = [*parts((one for one in due if len(one[1])), _size, _TASK_BYTES, _AT_ONCE)]
+    due = [
+        (key, rows)
+        for key, rows in sorted(ranges.items())
+        if not np.array_equal(rows, found.sound.get(key, rows[:0]))
+    ]
+    tasks = [*parts(due, _size, _TASK_BYTES, _AT_ONCE)]
     check = partial(_check_objects, context.storage, context.runtime.parallel)
-    total = sum(int(rows[:, 1].sum()) for rows in ranges.values())
     done = 0
-    expect("reading chunks", sum(map(len, tasks)))
-    for task, results in zip(tasks, found.run(check, tasks), strict=True):
-        for (key, rows), (problem, sound) in zip(task, results, strict=True):
-            if problem is not None:
+    expect("reading chunks", len(due))
+    for task, problems in zip(tasks, found.run(check, tasks), strict=True):
+        for (key, rows), problem in zip(task, problems, strict=True):
+            if problem is None:
+                found.sound[key] = rows
+            else:
                 found.add(key, problem)
-            read = rows[np.array(sound, np.bool_)]
-            total -= int(rows[:, 1].sum() - read[:, 1].sum())
-            found.sound[key] = np.concatenate([found.sound.get(key, rows[:0]), read])
         done += len(task)
         tell("reading chunks", done)
-    return len(ranges), sum(map(len, ranges.values())), total
-
-
-def _unread(rows: Rows, sound: Rows | None) -> Rows:
-    """The ranges that were not found sound before."""
-    known = set() if sound is None else {*map(tuple, sound.tolist())}
-    return rows[[tuple(row) not in known for row in rows.tolist()]] if known else rows
+    return len(ranges), sum(map(len, ranges.values())), sum(map(_size, ranges.items()))
 
 
 def _size(one: _Object) -> int:
@@ -526,19 +522,18 @@ def _check_objects(
     storage: ReadableStorage,
     parallel: Callable[[Sequence[Callable[[], Any]]], list[Any]],
     objects: Sequence[_Object],
-) -> list[tuple[str | None, list[bool]]]:
-    """For each object what is wrong with it, and which of the ranges match their checksums."""
+) -> list[str | None]:
+    """For each object what is wrong with it."""
     return parallel([partial(_check_object, storage, *one) for one in objects])
 
 
-def _check_object(storage: ReadableStorage, key: str, rows: Rows) -> tuple[str | None, list[bool]]:
-    unsound = [False] * len(rows)
+def _check_object(storage: ReadableStorage, key: str, rows: Rows) -> str | None:
     try:
-        return compared(key, rows, storage.get(key))
+        return problem_of(key, rows, storage.get(key))
     except ObjectNotFoundError:
-        return f"chunk object {key} is referenced and not there", unsound
+        return f"chunk object {key} is referenced and not there"
     except ManifestsError as error:
-        return str(error), unsound
+        return str(error)
 
 
 def _check_chunks_there(context: ReadContext, found: _Findings) -> None:

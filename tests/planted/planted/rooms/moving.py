@@ -8,8 +8,8 @@ FAULTS = [
     Fault(
         "an-unfinished-export-can-be-opened",
         "exporting/exports.py",
-        "_put_chunks(source, put, count)\n        put(documents[:-1])",
-        "put(documents)\n        _put_chunks(source, put, count)",
+        "for batch in source.chunks():\n            put(batch)\n        put(documents[:-1])",
+        "put(documents)\n        for batch in source.chunks():\n            put(batch)",
     ),
     Fault(
         "an-old-store-can-be-opened-while-it-is-replaced",

@@ -56,8 +56,8 @@ FAULTS = [
     Fault(
         "damaged-chunks-not-found",
         "engine/upkeep/chunk_ranges.py",
-        "elif not sound[-1]:",
-        "elif not data:",
+        "if crc32c(data) != crc:",
+        "if not data:",
     ),
     Fault(
         "older-root-in-place-of-the-newest-not-found",
