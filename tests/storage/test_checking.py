@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from storages import Call, WrappedStorage
 from zarr_manifests.cli import app
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.storage import checking, from_fsspec
+from zarr_manifests.storage import checking
 from zarr_manifests.storage.memory import MemoryStorage
 
 
@@ -68,6 +68,6 @@ def test_what_does_not_work_is_named(wrong: str, problem: str, usable: str) -> N
 
 def test_filesystems_say_how_far_they_go() -> None:
     fs = fsspec.filesystem("memory")
-    assert checking.check(from_fsspec(fs, "/check-read")).usable_for == "reading"
+    assert checking.check(fs.get_mapper("/check-read")).usable_for == "reading"
     with pytest.raises(InvalidArgumentError):
         checking.check(fs)  # type: ignore[arg-type]

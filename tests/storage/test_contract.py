@@ -25,9 +25,11 @@ from effort import examples
 from storages import CrashDisk
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import Storage, from_fsspec, from_obstore, from_url
+from zarr_manifests.storage import Storage, from_url
+from zarr_manifests.storage.fsspec_store import FsspecStorage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.object_store import own_storage
 
 _numbers = itertools.count()
 
@@ -49,7 +51,7 @@ def _by_fsspec(protocol: str, opened: Callable[[Path], Storage]) -> Callable[[Pa
     def by_fsspec(path: Path) -> Storage:
         # The environment points to other servers in other tests, and filesystems are cached.
         files = fsspec.filesystem(protocol, skip_instance_cache=True)
-        return from_fsspec(files, opened(path).url, "proven")
+        return FsspecStorage(files, opened(path).url)
 
     return by_fsspec
 
@@ -60,7 +62,7 @@ BACKENDS: dict[str, tuple[str, Callable[[Path], Storage]]] = {
     "local": ("", LocalStorage),
     "crashable": ("", lambda path: CrashDisk(path).storage()),
     "s3": ("ministack", _in_bucket("s3")),
-    "s3 by obstore": ("ministack", lambda path: from_obstore(_client(path))),
+    "s3 by obstore": ("ministack", lambda path: own_storage(_client(path))),
     "s3 by s3fs": ("ministack", _by_fsspec("s3", _in_bucket("s3"))),
     "moto": ("moto", _in_bucket("s3")),
     "azurite": ("azurite", _IN_AZURE),

@@ -14,11 +14,7 @@ from zarr_manifests.storage.url import from_url
 
 if TYPE_CHECKING:
     from zarr_manifests.storage.checking import check
-    from zarr_manifests.storage.fsspec_store import from_fsspec
-    from zarr_manifests.storage.object_store import from_obstore
 else:
-    __getattr__ = on_demand(
-        __name__, check="checking", from_fsspec="fsspec_store", from_obstore="object_store"
-    )
+    __getattr__ = on_demand(__name__, check="checking")
 
-__all__ = ["Storage", "check", "from_fsspec", "from_obstore", "from_url"]
+__all__ = ["Storage", "check", "from_url"]

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import batched
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -47,8 +47,6 @@ from zarr_manifests.storage.protocol import (
     is_key,
 )
 
-type _Mode = Literal["read", "proven"]
-
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 _AT_ONCE: Final = 16
 _REMEMBERED: Final = 200_000
@@ -61,43 +59,6 @@ _IGNORED: Final[dict[str, str]] = {}
 _RACE: Final = ForkSafeLock()
 
 
-def from_fsspec(fs: Any, path: str | None = None, mode: _Mode = "read") -> FsspecStorage:
-    """Return the storage in a folder of an fsspec filesystem.
-
-    Where `from_url` opens the same place, it is faster and holds more promises.
-
-    Parameters
-    ----------
-    fs : fsspec.AbstractFileSystem or fsspec.FSMap
-        A filesystem, or a mapper (`fs.get_mapper(path)`).
-    path : str, optional
-        The folder, as the filesystem names it. A mapper has its own.
-    mode : {"read", "proven"}
-        `"read"` writes nothing. `"proven"` is for s3fs and adlfs, whose conditional writes are
-        tested by a race before the first one.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If `fs` is neither, the path is missing or has a user or a query, or the mode is unknown.
-    UnsupportedStorageError
-        For the mode `"proven"` with another filesystem than those.
-
-    Examples
-    --------
-    >>> import fsspec
-    >>> from zarr_manifests.storage import from_fsspec
-    >>> from_fsspec(fsspec.filesystem("memory"), "/winds")
-    FsspecStorage('memory:///winds', mode='read')
-    """
-    root = getattr(fs, "root", None)
-    if root is not None and hasattr(fs, "fs"):
-        fs, path = fs.fs, root if path is None else path
-    if not isinstance(path, str):
-        raise InvalidArgumentError("from_fsspec needs the path of a folder, a str")
-    return FsspecStorage(fs, path, mode)
-
-
 def package_of(fs: Any) -> str:
     """`"s3fs"` or `"adlfs"` for a filesystem of these, else empty; others may have their URLs."""
     packages = (base.__module__.partition(".")[0] for base in type(fs).__mro__)
@@ -105,7 +66,7 @@ def package_of(fs: Any) -> str:
 
 
 class FsspecStorage:
-    """Storage in a folder of an fsspec filesystem; opened by `from_fsspec`.
+    """Storage in a folder of an fsspec filesystem; opened by `own_storage`.
 
     Parameters
     ----------
@@ -113,33 +74,26 @@ class FsspecStorage:
         The filesystem; an asynchronous one is made again as a synchronous one.
     path : str
         The folder, as the filesystem names it.
-    mode : {"read", "proven"}
-        Whether objects are written.
+    read_only : bool
+        Whether nothing may be written with s3fs and adlfs either.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the path has a user or a query.
 
     Examples
     --------
     >>> import fsspec
-    >>> from zarr_manifests.storage import from_fsspec
-    >>> from_fsspec(fsspec.filesystem("memory"), "/winds").capabilities.cas
+    >>> from zarr_manifests.storage.fsspec_store import FsspecStorage
+    >>> FsspecStorage(fsspec.filesystem("memory"), "/winds").capabilities.cas
     False
     """
 
-    def __init__(self, fs: Any, path: str, mode: _Mode) -> None:
-        if not (hasattr(fs, "cat_file") and hasattr(fs, "storage_options")):
-            raise InvalidArgumentError(
-                f"from_fsspec takes a filesystem or a mapper of fsspec, not a {type(fs).__name__}"
-            )
+    def __init__(self, fs: Any, path: str, *, read_only: bool = False) -> None:
         fs = getattr(fs, "sync_fs", fs)
-        if mode not in ("read", "proven"):
-            raise InvalidArgumentError(f"mode {str(mode)[:80]!r} is not one of 'read' and 'proven'")
-        if mode == "proven" and not package_of(fs):
-            raise UnsupportedStorageError(
-                f"mode 'proven' is for s3fs and adlfs only: {type(fs).__name__} is not known to "
-                "let exactly one of several writers win. Use from_url(...) if it opens the same "
-                "place, or mode='read'"
-            )
         self._fs, self._process = fs, 0 if getattr(fs, "asynchronous", False) else os.getpid()
-        self._mode, self._place = mode, ""
+        self._writes, self._place = bool(package_of(fs)) and not read_only, ""
         self._path = str(fs._strip_protocol(path)).rstrip("/")
         self.url = str(fs.unstrip_protocol(self._path))
         rest = self._path.partition("://")[2]
@@ -151,7 +105,7 @@ class FsspecStorage:
         self._written: dict[str, bool] = {}  # not passed to `sync` yet: known to exist
 
     def __repr__(self) -> str:
-        return f"FsspecStorage({self.url!r}, mode={self._mode!r})"
+        return f"FsspecStorage({self.url!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
         if has_secrets([self._fs.storage_args, self._fs.storage_options]):
@@ -159,11 +113,11 @@ class FsspecStorage:
                 "a storage of an fsspec filesystem with secrets in its options cannot be pickled: "
                 "let the filesystem find its credentials in the environment"
             )
-        return type(self), (self._fs, self._path, self._mode)
+        return partial(type(self), read_only=not self._writes), (self._fs, self._path)
 
     @property
     def capabilities(self) -> Capabilities:
-        writes = self._mode == "proven" and not _IGNORED.get(self._place)
+        writes = self._writes and not _IGNORED.get(self._place)
         shared = not self.url.startswith("memory:")
         return Capabilities(cas=writes, durable=shared, shared=shared)
 
@@ -184,7 +138,7 @@ class FsspecStorage:
         return bytes(found)
 
     def get_tagged(self, key: str) -> Tagged:
-        if self._mode == "proven":
+        if self._writes:
             found: Tagged = self._ask("read", check_key(key), partial(_run, _get))
             return found
         data = self.get(key)
@@ -309,10 +263,11 @@ class FsspecStorage:
 
     def _ask(self, doing: str, key: str, call: Callable[[Any, str], Any]) -> Any:
         """Return what the call returns, of this process's filesystem and the path of the object."""
-        if self._mode == "read" and doing in ("write", "delete"):
+        if not self._writes and doing in ("write", "delete"):
             raise UnsupportedStorageError(
-                f"{self.url} was opened read-only: to write, use from_url(...) if it opens the "
-                "same place, or from_fsspec(..., mode='proven') with s3fs or adlfs"
+                f"{self.url} was opened read-only: of fsspec's filesystems only s3fs and adlfs let "
+                "exactly one of several writers win. To write, use one of them, or from_url(...) "
+                "if it opens the same place"
             )
         try:
             if self._process != os.getpid():

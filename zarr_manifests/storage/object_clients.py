@@ -235,8 +235,6 @@ class Endpoint:
         Returns credentials. A pickle holds its module and name only.
     store : obstore store, optional
         The caller's own client, instead of one that is made from the options.
-    shown : str, optional
-        The URL to show for it.
     only_read : bool
         Whether nothing may be written by it.
     """
@@ -247,7 +245,6 @@ class Endpoint:
     options: tuple[tuple[str, OptionValue], ...] = ()
     credentials: Callable[[], object] | None = field(default=None, repr=False)
     store: Any = field(default=None, repr=False, compare=False)
-    shown: str | None = field(default=None, compare=False)
     only_read: bool = field(default=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -259,14 +256,14 @@ class Endpoint:
             )
         reference = None if self.credentials is None else reference_to(self.credentials)
         place = self.kind, self.bucket, self.prefix, self.options
-        own = {"store": self.store, "shown": self.shown, "only_read": self.only_read}
+        own = {"store": self.store, "only_read": self.only_read}
         return _unpickled, (place, reference, own)
 
     @property
     def url(self) -> str:
         """The URL that names the place."""
-        if self.shown is not None or self.kind == "http":
-            return self.bucket if self.shown is None else self.shown
+        if self.kind == "http":
+            return self.bucket
         return f"{self.kind}://{self.bucket}{'/' if self.prefix else ''}{self.prefix}"
 
     @property

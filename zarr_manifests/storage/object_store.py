@@ -45,7 +45,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
-from zarr_manifests.storage.fsspec_store import from_fsspec, package_of
+from zarr_manifests.storage.fsspec_store import FsspecStorage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_clients import (
@@ -702,43 +702,13 @@ _KINDS: Final = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az", "HTTPSto
 _ENDPOINTS: Final = ("endpoint", "endpoint_url_s3", "base_url", "use_emulator")
 
 
-def from_obstore(store: Any, *, url: str | None = None) -> Storage:
-    """Return the storage in an obstore store that the caller has opened.
-
-    Its credentials, timeouts, retries and proxies are used as they are. Its conditions are tested
-    before the first conditional write of a process, whatever its endpoint is.
-
-    Parameters
-    ----------
-    store : obstore store
-        An `S3Store`, `GCSStore`, `AzureStore`, `HTTPStore` (read-only) or `LocalStore` of
-        `obstore.store`, or a subclass. Its prefix is the place of the repository.
-    url : str, optional
-        The URL to show in messages, without secrets; by default that of bucket and prefix.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is none of these stores, or the URL is no str.
-
-    Examples
-    --------
-    >>> from obstore.store import S3Store
-    >>> from zarr_manifests.storage import from_obstore
-    >>> from_obstore(S3Store("bucket", prefix="winds", region="eu-central-1"))
-    ObjectStorage('s3://bucket/winds')
-    """
-    if not isinstance(url, str | None):
-        raise InvalidArgumentError("url must be a str, to be shown in messages")
-    return _of_client(store, url)
-
-
 def own_storage(location: object) -> Storage:
     """The storage in a store of obstore, zarr or fsspec.
 
-    They are recognized by their classes and attributes, so no package is imported for it. Of
-    fsspec's, s3fs and adlfs are opened in the mode `"proven"`, and every other one in the mode
-    `"read"`. A store of zarr that is read-only stays so.
+    They are recognized by their classes and attributes, so no package is imported for it. The
+    credentials, timeouts, retries and proxies of a store of obstore are used as they are, and its
+    conditions are tested before the first conditional write of a process, whatever its endpoint is.
+    Of fsspec's, only s3fs and adlfs are written. A store of zarr that is read-only stays so.
 
     Raises
     ------
@@ -750,7 +720,7 @@ def own_storage(location: object) -> Storage:
     >>> import fsspec
     >>> from zarr_manifests.storage.object_store import own_storage
     >>> own_storage(fsspec.filesystem("memory").get_mapper("/winds"))
-    FsspecStorage('memory:///winds', mode='read')
+    FsspecStorage('memory:///winds')
     """
     read_only = getattr(location, "read_only", False) is True
     for client in (location, getattr(location, "store", None)):  # zarr.storage.ObjectStore
@@ -764,15 +734,15 @@ def own_storage(location: object) -> Storage:
             "store of obstore, zarr (ObjectStore, FsspecStore) or fsspec (a mapper)"
         )
     # zarr.storage.FsspecStore, or a mapper of fsspec.
-    return from_fsspec(files, path, "proven" if package_of(files) and not read_only else "read")
+    return FsspecStorage(files, path, read_only=read_only)
 
 
 def _is_obstore(store: object) -> bool:
     return any(base.__module__.partition(".")[0] == "obstore" for base in type(store).__mro__)
 
 
-def _of_client(store: Any, url: str | None = None, *, read_only: bool = False) -> Storage:
-    names = [base.__name__ for base in type(store).__mro__] if _is_obstore(store) else []
+def _of_client(store: Any, *, read_only: bool) -> Storage:
+    names = [base.__name__ for base in type(store).__mro__]
     if "LocalStore" in names and store.prefix is not None and not read_only:
         return LocalStorage(store.prefix)
     kind = next((_KINDS[name] for name in names if name in _KINDS), None)
@@ -782,9 +752,9 @@ def _of_client(store: Any, url: str | None = None, *, read_only: bool = False) -
             f"{', '.join(_KINDS)}; for other places a path, file:// or memory://name"
         )
     if kind == "http":
-        return ObjectStorage(Endpoint(kind, store.url, "", store=store, shown=url))
+        return ObjectStorage(Endpoint(kind, store.url, "", store=store))
     config = {name.lower().removeprefix("aws_"): value for name, value in store.config.items()}
     bucket = config.get("bucket") or config.get("container_name") or ""
     options = tuple((name, str(config[name])) for name in _ENDPOINTS if name in config)
     prefix = (store.prefix or "").strip("/")
-    return ObjectStorage(Endpoint(kind, bucket, prefix, options, None, store, url, read_only))
+    return ObjectStorage(Endpoint(kind, bucket, prefix, options, None, store, read_only))
