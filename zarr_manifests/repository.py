@@ -359,8 +359,8 @@ class Repository:
         commits = _commits_of(writer, isolation == "serializable", append_dim)
         return _session(writer.pin, commits)
 
-    def _commits(self, branch: str, *, fresh: bool = True) -> SessionCommits:
-        start, view = self._refs.begin(branch, fresh=fresh)
+    def _commits(self, branch: str) -> SessionCommits:
+        start, view = self._refs.begin(branch)
         return _commits_of(edit.pin.SessionWriter(self._context, view, branch, start))
 
     @contextmanager
@@ -371,7 +371,6 @@ class Repository:
         message: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         txn: Txn | tuple[str, int] | None = None,
-        fresh: bool = True,
         allow_empty: bool = False,
     ) -> Iterator[ManifestStore]:
         """A store whose changes are committed at the end of the block, or not at all.
@@ -383,14 +382,8 @@ class Repository:
         With `txn`, as of `Session.commit`, a commit is made also if the block changes nothing. If
         the step was committed before, `TransactionAlreadyCommitted` is raised before the block
         runs; or after it, if somebody else has committed the step meanwhile.
-
-        With `fresh=False` the block starts at the newest head that this object knows, such as that
-        of its last commit, and no request looks for a newer one. What others have committed since
-        is not seen by the block; the commit is placed on top of it, or conflicts with it, as usual.
-        A branch that only this process writes to takes one request less for each commit. After a
-        collection by somebody else the first such transaction may raise `FencedError`.
         """
-        commits = self._commits(branch, fresh=fresh)
+        commits = self._commits(branch)
         session = _session(commits.writer.pin, commits)
         try:
             step = commits.begin(txn)

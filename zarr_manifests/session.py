@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_chunks
+from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_table
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.contents import status_of
 from zarr_manifests.engine.edit.forks import fork_state, merge_forks
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from zarr_manifests.reports import ChunkSelection, Status, Usage
 
 _SHOWN_LINES: Final = 10
+_GAP_BYTES: Final = 64 * 1024
+_WINDOW_BYTES: Final = 64 * 1024**2
 
 
 class Fork:
@@ -665,14 +667,13 @@ class Session:
         *,
         cells: Sequence[Bounds] | None = None,
         coords: npt.ArrayLike | None = None,
-        gap_bytes: int = 64 * 1024,
-        window_bytes: int = 64 * 1024**2,
     ) -> Iterator[tuple[Coords, bytes]]:
         r"""The encoded bytes of an array's initialized chunks, as they are stored.
 
         For decoded values, use `zarr.open_array(session.store, path=path)`. Ranges of one object or
-        file that lie near each other are fetched together, and every checksum is verified. The
-        chunks are those of the session when this is called; they are fetched as they are iterated.
+        file that lie near each other are fetched together, 64 MiB at a time, and every checksum is
+        verified. The chunks are those of the session when this is called; they are fetched as they
+        are iterated.
 
         Parameters
         ----------
@@ -681,11 +682,6 @@ class Session:
         coords : int64[n, ndim], optional
             Instead of a box: coordinates of chunks, in any order. Those without a chunk are
             passed over.
-        gap_bytes : int, default 64 KiB
-            Two chunks are fetched in one request if at most this many bytes lie between them.
-        window_bytes : int, default 64 MiB
-            Bytes of chunks that are fetched at a time and held in memory; at least one chunk. No
-            request is for more than 8 MiB, unless a single chunk is.
 
         Yields
         ------
@@ -698,7 +694,7 @@ class Session:
             If there is no such array.
         InvalidArgumentError
             If box, cells or coordinates have other axes than the array, or a step, or more than
-            one of them is given; or a number of bytes is out of range.
+            one of them is given.
         MissingChunkError
             If an object or file that holds a chunk is not there.
         CorruptObjectError
@@ -723,9 +719,8 @@ class Session:
         [((3,), b'\x07\x07')]
         """
         at = None if coords is None else np.asarray(coords)
-        return stream_chunks(
-            self._contents, path, box, cells, at, gap_bytes=gap_bytes, window_bytes=window_bytes
-        )
+        _, table = find_chunks(self._contents, path, box, cells, at)
+        return stream_table(self._contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES)
 
     def chunks_where(
         self,

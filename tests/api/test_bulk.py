@@ -198,7 +198,7 @@ def test_single_chunks_are_read_by_their_coordinates() -> None:
         assert found == {at: whole[at] for at in found}
     assert not list(session.read_chunks("a", coords=np.empty((0, 2), np.int64)))
     storage.reset()
-    list(repository.readonly_session().read_chunks("a", coords=[(3, 2)], gap_bytes=0))
+    list(repository.readonly_session().read_chunks("a", coords=[(3, 2)]))
     (read,) = [record for record in storage.log if record.key.startswith("chunks/")]
     assert read.nbytes == 18
     with pytest.raises(InvalidArgumentError, match="only one of box, cells and coords"):

@@ -102,32 +102,6 @@ def find_chunks(
     return contents.guarded(find)
 
 
-def stream_chunks(
-    contents: SessionView,
-    path: str,
-    box: Sequence[Bounds] | Box | None,
-    cells: Sequence[Bounds] | None,
-    coords: IndexArray | None,
-    *,
-    gap_bytes: int,
-    window_bytes: int,
-) -> Iterator[tuple[Coords, bytes]]:
-    """The bytes of the chunks that `find_chunks` finds, as `stream_table` gives them.
-
-    Raises
-    ------
-    NotFoundError, InvalidArgumentError
-        As `find_chunks`; the latter also if a number of bytes is out of range.
-    """
-    for name, value, least in (("gap_bytes", gap_bytes, 0), ("window_bytes", window_bytes, 1)):
-        if type(value) is not int or value < least:
-            raise InvalidArgumentError(
-                f"{name} must be a whole number of at least {least}, not {value!r}"
-            )
-    _, table = find_chunks(contents, path, box, cells, coords)
-    return stream_table(contents, table, gap_bytes=gap_bytes, window_bytes=window_bytes)
-
-
 def stream_table(
     contents: SessionView, table: ChunkTable | None, *, gap_bytes: int, window_bytes: int
 ) -> Iterator[tuple[Coords, bytes]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import Final
@@ -26,11 +25,8 @@ from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
-    CorruptObjectError,
     HistoryExpiredError,
     InvalidArgumentError,
-    MissingChunkError,
-    NotFoundError,
     SnapshotExpiredError,
     UnsupportedStorageError,
 )
@@ -119,13 +115,10 @@ class Refs:
             return Found(Branch(snapshot_ref(self._context, version), None))
         return self._in(self._first_root() if first else self._root(), version)
 
-    def begin(
-        self, branch: str, *, claim: bool = False, fresh: bool = True
-    ) -> tuple[int, SnapshotView]:
+    def begin(self, branch: str, *, claim: bool = False) -> tuple[int, SnapshotView]:
         """The head of a branch to write on, and the version of the root that names it.
 
-        With `claim`, this writer claims the branch. Without `fresh`, it is the head in the newest
-        root that is known, without a request.
+        With `claim`, this writer claims the branch.
 
         Raises
         ------
@@ -143,9 +136,6 @@ class Refs:
         def head_in(at: RootAt) -> tuple[int, SnapshotView]:
             return at.root.version, self._context.open_branch(roots.branch(at.root, branch))
 
-        if not fresh:
-            with suppress(NotFoundError, CorruptObjectError, MissingChunkError):  # since then
-                return head_in(roots.latest)
         return opened(lambda: head_in(claim_branch(roots, branch) if claim else roots.read()))
 
     def marks(self, branch: str) -> dict[str, int]:
