@@ -430,11 +430,12 @@ class LocalStorage:
         return self.create(key, data, durable=durable)
 
     def keep_reserve(self) -> None:
-        # It is optional: where there is no room for it, there is none.
+        """Reserve space for operations that free space, if there is enough."""
         with contextlib.suppress(OSError):
             self._create(self._reserve, bytes(RESERVE_BYTES), durable=False)
 
     def give_up_reserve(self) -> bool:
+        """Release the space; return whether there was any."""
         with contextlib.suppress(OSError):
             self._disk.unlink(self._reserve)
             return True

@@ -298,17 +298,6 @@ class ReadsInto(Protocol):
 
 
 @runtime_checkable
-class KeepsReserve(Protocol):
-    """A storage that can be full, with space reserved for operations that free space."""
-
-    def keep_reserve(self) -> None:
-        """Reserve space if there is enough."""
-
-    def give_up_reserve(self) -> bool:
-        """Release the space; return whether there was any."""
-
-
-@runtime_checkable
 class ProvesConditions(Protocol):
     """A storage that finds out by itself whether the place respects conditions.
 

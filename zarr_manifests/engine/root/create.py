@@ -55,8 +55,9 @@ from zarr_manifests.ids import (
 from zarr_manifests.metrics import Meter
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import MeteredStorage, unmetered
-from zarr_manifests.storage.protocol import KeepsReserve, ProvesConditions, Tagged, Token, is_key
+from zarr_manifests.storage.protocol import ProvesConditions, Tagged, Token, is_key
 
 _TOKEN = "unmade"
 _ARCHIVE = archive_key(1)
@@ -412,7 +413,7 @@ def with_reserve[T](storage: Storage, call: Callable[[], T]) -> T:
         return call()
     except StorageFullError:
         inner = unmetered(storage)
-        if not isinstance(inner, KeepsReserve) or not inner.give_up_reserve():
+        if not isinstance(inner, LocalStorage) or not inner.give_up_reserve():
             raise
     return call()
 
@@ -420,5 +421,5 @@ def with_reserve[T](storage: Storage, call: Callable[[], T]) -> T:
 def keep_reserve(storage: Storage) -> None:
     """Reserve disk space, if the storage can and there is enough."""
     inner = unmetered(storage)
-    if isinstance(inner, KeepsReserve):
+    if isinstance(inner, LocalStorage):
         inner.keep_reserve()
