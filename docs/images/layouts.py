@@ -16,7 +16,7 @@ from zarr_manifests.config import Config
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import ArrayFacts, cut, layout_of
-from zarr_manifests.planning.layout.packing import ManifestPlan, plan_manifests
+from zarr_manifests.planning.layout.packing import PlannedManifest, plan_manifests
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,7 +81,7 @@ LAYOUTS: Final = {
 
 def planned(
     yaml: str, arrays: dict[str, tuple[tuple[int, ...], tuple[str, ...]]]
-) -> tuple[list[ArrayFacts], ManifestPlan]:
+) -> tuple[list[ArrayFacts], Sequence[PlannedManifest]]:
     """Facts of the arrays, all full, and where their leaves go."""
     config = Config.from_yaml(yaml).chunk_manifests
     facts = []
@@ -98,7 +98,11 @@ def planned(
 
 
 def draw(
-    path: Path, title: str, along: str, facts: Sequence[ArrayFacts], plan: ManifestPlan
+    path: Path,
+    title: str,
+    along: str,
+    facts: Sequence[ArrayFacts],
+    plan: Sequence[PlannedManifest],
 ) -> None:
     """Save one picture: a bar for each array, a box for each leaf, a color for each manifest."""
     import matplotlib as mpl
@@ -128,16 +132,15 @@ def draw(
         )
 
 
-def _draw_bars(axes: Axes, facts: Sequence[ArrayFacts], plan: ManifestPlan) -> None:
-    others = (color for _ in plan.manifests for color in _OTHERS)
+def _draw_bars(axes: Axes, facts: Sequence[ArrayFacts], plan: Sequence[PlannedManifest]) -> None:
+    others = (color for _ in plan for color in _OTHERS)
     colors = [
-        _COORDINATES if manifest.set_name == "coordinates" else next(others)
-        for manifest in plan.manifests
+        _COORDINATES if manifest.set_name == "coordinates" else next(others) for manifest in plan
     ]
     for row, of in enumerate(facts):
         leaves = sorted(
             (leaf.box.lo, leaf.count, number)
-            for number, manifest in enumerate(plan.manifests)
+            for number, manifest in enumerate(plan)
             for leaf in manifest.leaves
             if leaf.node_id == of.node_id
         )
@@ -177,7 +180,7 @@ def draw_all(folder: Path) -> None:
     """Save all pictures into the folder."""
     for name, (yaml, arrays, title, along) in LAYOUTS.items():
         facts, plan = planned(yaml, arrays)
-        draw(folder / name, f"{title}: {len(plan.manifests)} manifests", along, facts, plan)
+        draw(folder / name, f"{title}: {len(plan)} manifests", along, facts, plan)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Not collected by pytest: these are timings, in seconds of CPU, of one thread. It
 - planning from nothing, and anew, of 10,000 arrays with 10 M chunks in all, and the peak of memory;
 - cutting one array of 10 M chunks into leaves;
 - placing 10,000 arrays by 256 rules that each match by path;
-- closure and plan for one changed leaf of 80, and of 8,000, and their ratio;
+- closing and planning one changed leaf of 80, and of 8,000, and their ratio;
 - a whole commit that touches one leaf of 80, and of 8,000, from reading the chunk that was there
   to going on from the new snapshot, and their ratio.
 """
@@ -30,9 +30,14 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rul
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.closure import ArrayChange, close
 from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex, cut, layout_of
-from zarr_manifests.planning.layout.packing import ManifestPlan, explain, plan_manifests
+from zarr_manifests.planning.layout.packing import (
+    PlannedManifest,
+    close,
+    explain,
+    plan_manifests,
+    staying_beside,
+)
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 
@@ -41,8 +46,11 @@ def key(number: int) -> str:
     return f"manifests/{1:012d}-{'ab' * 12}/{number}"
 
 
-def as_base(plan: ManifestPlan) -> BaseIndex:
-    made = enumerate(plan.manifests)
+type Plan = tuple[PlannedManifest, ...]
+
+
+def as_base(plan: Plan) -> BaseIndex:
+    made = enumerate(plan)
     return BaseIndex(
         [ManifestRef(BlobRef(key(i), 100, 0), m.leaves, packed_for=m.set_name) for i, m in made]
     )
@@ -76,17 +84,20 @@ def coords_of(grid_shape: tuple[int, ...]) -> np.ndarray:
 
 
 def plan_all(
-    facts: dict[bytes, ArrayFacts], changes: dict[bytes, ArrayChange], base: BaseIndex = EMPTY
-) -> ManifestPlan:
+    facts: dict[bytes, ArrayFacts], chunks: dict[bytes, np.ndarray], base: BaseIndex = EMPTY
+) -> Plan:
     """The whole way: what is due, cut into leaves, placed."""
     config = ChunkManifests()
-    closure = close(config, facts, base, changes)
-    leaves = []
-    for due in closure.dues(base):
-        coords = changes[due.node_id].coords[due.rows]
-        cuts = due.cut(coords, base)
-        leaves += [Part(due.node_id, leaf.box, len(leaf.rows)) for leaf in cuts]
-    return plan_manifests(config, facts, leaves, base, closure.manifests)
+    layouts = {node_id: layout_of(config, of) for node_id, of in facts.items()}
+    due = [ref.blob.key for ref in base]
+    cells = {} if due else {node_id: coords[:1] for node_id, coords in chunks.items()}
+    replaced = close(config, facts, base, due, cells, layouts)
+    leaves = [
+        Part(node_id, leaf.box, len(leaf.rows))
+        for node_id, coords in chunks.items()
+        for leaf in cut(coords, layouts[node_id])
+    ]
+    return plan_manifests(config, facts, leaves, base, replaced)
 
 
 def many_arrays() -> None:
@@ -97,21 +108,21 @@ def many_arrays() -> None:
         for node_id, of in facts.items()
     ]
     _, alone = timed(lambda: plan_manifests(ChunkManifests(), facts, leaves))
-    changes = {node_id: ArrayChange(coords_of(of.grid_shape)) for node_id, of in facts.items()}
-    plan, fresh = timed(lambda: plan_all(facts, changes))
+    given = {node_id: coords_of(of.grid_shape) for node_id, of in facts.items()}
+    plan, fresh = timed(lambda: plan_all(facts, given))
     base, indexed = timed(lambda: as_base(plan))
-    again, anew = timed(lambda: plan_all(facts, changes, base))
+    again, anew = timed(lambda: plan_all(facts, given, base))
     _, explained = timed(lambda: explain(ChunkManifests(), facts.values(), base))
-    assert [m.leaves for m in again.manifests] == [m.leaves for m in plan.manifests]
-    print(f"{len(facts):,} arrays, {chunks:,} chunks, {len(plan.manifests)} manifests")
+    assert [m.leaves for m in again] == [m.leaves for m in plan]
+    print(f"{len(facts):,} arrays, {chunks:,} chunks, {len(plan)} manifests")
     print(f"  placing leaves                       {alone:6.2f} s")
-    print(f"  closure, cutting, placing: nothing yet {fresh:4.2f} s, all anew {anew:.2f} s")
+    print(f"  closing, cutting, placing: nothing yet {fresh:4.2f} s, all anew {anew:.2f} s")
     print(f"  index of the base {indexed:.2f} s, explain {explained:.2f} s")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"  peak of the process                  {peak:6.0f} MB")
-    before = sum(change.coords.nbytes for change in changes.values()) / 1e6
+    before = sum(coords.nbytes for coords in given.values()) / 1e6
     tracemalloc.start()
-    plan_all(facts, changes, base)
+    plan_all(facts, given, base)
     peak = tracemalloc.get_traced_memory()[1] / 1e6
     print(f"  peak of planning {peak:.0f} MB, beside {before:.0f} MB of coordinates given")
     tracemalloc.stop()
@@ -125,16 +136,16 @@ def one_leaf(leaves: int) -> tuple[Callable[[], None], str]:
     config = ChunkManifests(sets=(default,), rules=(), splitting=(Split("/air", ((0, 10),)),))
     parts = [Part(node_id, Box((i * 10, 0, 0), (i * 10 + 10, 2, 5)), 100) for i in range(leaves)]
     base = as_base(plan_manifests(config, facts, parts))
-    change = {node_id: ArrayChange(np.array([[leaves * 5, 1, 1]]))}
+    layout = layout_of(config, facts[node_id])
 
     def run() -> None:
-        closure = close(config, facts, base, change)
-        (due,) = closure.dues(base)
-        ((leaf, _),) = due.leaves
-        cuts = due.cut(leaf.box.unravel(np.arange(leaf.count)), base)
+        (leaf,) = base.holding(node_id, (leaves * 5, 1, 1))
+        replaced = close(config, facts, base, [leaf.key], {}, {node_id: layout})
+        box = leaf.part.box
+        staying = staying_beside(base, node_id, layout, [box], replaced)
+        cuts = cut(box.unravel(np.arange(leaf.part.count)), layout, [box], staying)
         new = [Part(node_id, one.box, len(one.rows)) for one in cuts]
-        plan = plan_manifests(config, facts, new, base, closure.manifests)
-        assert len(plan.manifests) == 1
+        assert len(plan_manifests(config, facts, new, base, replaced)) == 1
 
     run()
     return run, f"{leaves:,} leaves"
@@ -164,7 +175,7 @@ def many_rules() -> None:
         facts[node_id] = ArrayFacts(node_id, f"/g{i % 100}/station{i % 300}/u{i}", (1_000,), 1_000)
     leaves = [Part(node_id, Box((0,), (1_000,)), 1_000) for node_id in facts]
     plan, seconds = timed(lambda: plan_manifests(config, facts, leaves))
-    assert len(plan.manifests) >= len(sets)
+    assert len(plan) >= len(sets)
     print(f"{len(facts):,} arrays by {len(rules)} rules             {seconds:6.2f} s")
 
 

@@ -234,7 +234,7 @@ def plan_layout(chunks: int, sample: Layout, manifest_refs: int = _MANIFEST_REFS
     rng = np.random.default_rng(1)
     spread = float(np.std(sample.manifests) / np.mean(sample.manifests))
     manifests = []
-    for planned in plan_manifests(config, {node.node_id: facts}, leaves).manifests:
+    for planned in plan_manifests(config, {node.node_id: facts}, leaves):
         length = round(planned.refs * sum(sample.manifests) / sample.chunks * rng.normal(1, spread))
         blob = BlobRef(keys.next("manifests"), length, int(rng.integers(2**32)))
         n = len(planned.leaves)

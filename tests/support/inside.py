@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from zarr_manifests import Repository
-from zarr_manifests.engine.compact import compaction, merge_leaves, write_leaves
+from zarr_manifests.engine.compact import compaction, write_leaves
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.snapshot import pending
 from zarr_manifests.format import manifest
@@ -81,6 +81,5 @@ def small_steps(rows: int) -> Iterator[None]:
             patch.setattr(module, "BATCH_ROWS", rows)
         patch.setattr(compaction, "_PLANNED_ROWS", rows)
         patch.setattr(pending, "_PIECE_ROWS", rows)
-        patch.setattr(merge_leaves, "STEP_REFS", rows)
         patch.setattr(write_leaves, "_TASK_REFS", rows)
         yield

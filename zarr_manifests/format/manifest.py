@@ -171,10 +171,6 @@ class ManifestRef(Record):
         """Each part and the sequence it is merged to."""
         return list(zip(self.parts, self.merged or (0,) * len(self.parts), strict=True))
 
-    def merged_to(self, part: Part) -> int:
-        """The sequence up to which the part includes all changes."""
-        return self.merged[self._numbers[part]] if self.merged else 0
-
     def bytes_of(self, part: Part) -> int:
         """The bytes of the part's chunks, in a base.
 

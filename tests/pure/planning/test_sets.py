@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +15,15 @@ from zarr_manifests.config import Config
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.planning.layout.closure import ArrayChange, close
 from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, cut, layout_of
-from zarr_manifests.planning.layout.packing import ManifestPlan, Overflow, explain, plan_manifests
+from zarr_manifests.planning.layout.packing import (
+    Overflow,
+    PlannedManifest,
+    close,
+    explain,
+    plan_manifests,
+    staying_beside,
+)
 
 
 def key(number: int) -> str:
@@ -32,6 +38,7 @@ def path_of(node_id: bytes) -> str:
     return node_id.rstrip(b"\0").decode()
 
 
+type Chunks = set[tuple[int, int]]
 PATHS = [f"/{group}/{name}" for group in "gh" for name in ("lat", "time", "u", "v", "w")]
 
 
@@ -79,7 +86,7 @@ def configs(draw: st.DrawFn) -> ChunkManifests:
 class Model:
     """A repository as plain sets of chunks, re-packed again and again through the planner."""
 
-    chunks: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    chunks: dict[str, Chunks] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     refs: list[ManifestRef] = field(default_factory=list)
     written: int = 0
@@ -99,44 +106,44 @@ class Model:
     def repack(
         self,
         config: ChunkManifests,
-        changes: dict[bytes, ArrayChange],
+        changes: dict[bytes, Chunks],
         deleted: Iterable[bytes] = (),
-        budget_refs: int = 10**9,
-    ) -> None:
-        facts = self.facts()
-        closure = close(config, facts, self.base, changes, list(deleted))
-        while closure:
-            step, closure = closure.step(budget_refs)
-            assert step.refs <= budget_refs or not any(group.pieces for group in step.groups)
-            base = self.base
-            leaves = []
-            for due in step.dues(base):
-                path = path_of(due.node_id)
-                if path not in self.chunks:
-                    continue
-                rows = changes[due.node_id].coords[due.rows] if len(due.rows) else ()
-                here = {tuple(row) for row in np.asarray(rows).tolist()}
-                inside = sorted(
-                    c
-                    for c in self.chunks[path]
-                    if c in here or any(c in p.box for p, _ in due.leaves)
-                )
-                if inside:
-                    cuts = due.cut(np.array(inside, np.int64), base)
-                    leaves += [Part(due.node_id, one.box, len(one.rows)) for one in cuts]
-            self.apply(config, plan_manifests(config, facts, leaves, base, step.manifests), base)
-            for one in config.sets:  # another configuration may have left more
-                most = max(one.cardinality or 10**9, base.in_set(one.name))
-                assert self.base.in_set(one.name) <= most
-
-    def apply(self, config: ChunkManifests, plan: ManifestPlan, base: BaseIndex) -> None:
-        check_plan(config, plan, base)
-        kept = {ref.blob.key for ref in base} - plan.replaced
-        self.refs = [ref for ref in self.refs if ref.blob.key in kept]
-        for manifest in plan.manifests:
+    ) -> frozenset[str]:
+        """Repack what these chunks are in, and return the keys of the manifests that are gone."""
+        facts, base = self.facts(), self.base
+        due = {leaf.key for node_id in deleted for leaf in base.placed(node_id)}
+        new: dict[bytes, Chunks] = {}
+        for node_id, chunks in changes.items():
+            for one in chunks:
+                leaves = base.holding(node_id, one)
+                due |= {leaf.key for leaf in leaves}
+                if not leaves:
+                    new.setdefault(node_id, set()).add(one)
+        cells = {node_id: np.array(sorted(some)) for node_id, some in new.items()}
+        layouts = {node_id: layout_of(config, facts[node_id]) for node_id in cells}
+        replaced = close(config, facts, base, due, cells, layouts)
+        parts = []
+        for node_id, layout in layouts.items():
+            old = [leaf.part.box for leaf in base.placed(node_id) if leaf.key in replaced]
+            inside = [
+                one
+                for one in sorted(self.chunks[path_of(node_id)])
+                if one in new.get(node_id, ()) or any(one in box for box in old)
+            ]
+            staying = staying_beside(base, node_id, layout, old, replaced)
+            cuts = cut(np.array(inside, np.int64).reshape(-1, 2), layout, old, staying)
+            parts += [Part(node_id, one.box, len(one.rows)) for one in cuts]
+        plan = plan_manifests(config, facts, parts, base, replaced)
+        check_plan(config, plan, base, replaced)
+        self.refs = [ref for ref in self.refs if ref.blob.key not in replaced]
+        for manifest in plan:
             self.written += 1
             blob = BlobRef(key(self.written), 9, 0)
             self.refs.append(ManifestRef(blob, manifest.leaves, packed_for=manifest.set_name))
+        for one in config.sets:  # another configuration may have left more
+            most = max(one.cardinality or 10**9, len(base.in_set(one.name)))
+            assert len(self.base.in_set(one.name)) <= most
+        return replaced
 
     def check(self) -> None:
         boxes: dict[str, list[Part]] = {}
@@ -151,11 +158,16 @@ class Model:
                 assert part.count == sum(c in part.box for c in self.chunks[path])
 
 
-def check_plan(config: ChunkManifests, plan: ManifestPlan, base: BaseIndex) -> None:
-    kept = {ref.blob.key for ref in base} - plan.replaced
+def check_plan(
+    config: ChunkManifests,
+    plan: Sequence[PlannedManifest],
+    base: BaseIndex,
+    replaced: frozenset[str],
+) -> None:
+    counted = {one.name for one in config.sets if one.arrays_per_manifest}
     for one in config.sets:
-        new = [m for m in plan.manifests if m.set_name == one.name]
-        stay = sum(base[name].packed_for == one.name for name in kept)
+        new = [m for m in plan if m.set_name == one.name]
+        stay = sum(ref.blob.key not in replaced for ref in base.in_set(one.name))
         if one.cardinality is not None and new:
             assert len(new) + stay <= one.cardinality
         for manifest in new:
@@ -166,20 +178,16 @@ def check_plan(config: ChunkManifests, plan: ManifestPlan, base: BaseIndex) -> N
                 assert one.name == "default"
                 assert config.splitting is None
                 assert len(nodes) == 1
-    for one in plan.explanations:
-        counted = [s.name for s in config.sets if s.arrays_per_manifest]
-        assert len([p for p in one.places if p.set_name in counted]) <= 1
+    together = [m for m in plan if m.set_name in counted]
+    arrays = [node for m in together for node in {leaf.node_id for leaf in m.leaves}]
+    assert len(arrays) == len({*arrays})
 
 
 @st.composite
-def chunk_sets(draw: st.DrawFn, start: int = 0) -> set[tuple[int, int]]:
+def chunk_sets(draw: st.DrawFn, start: int = 0) -> Chunks:
     length = draw(st.integers(1, 12))
     box = set(itertools.product(range(start, start + length), range(4)))
     return draw(st.just(box) | st.sets(st.sampled_from(sorted(box))))
-
-
-def as_change(chunks: set[tuple[int, int]], cut: tuple[int, int] | None = None) -> ArrayChange:
-    return ArrayChange(np.array(sorted(chunks), np.int64).reshape(-1, 2), cut)
 
 
 @settings(max_examples=examples(150))
@@ -187,11 +195,11 @@ def as_change(chunks: set[tuple[int, int]], cut: tuple[int, int] | None = None) 
 def test_every_history_leaves_every_chunk_in_one_leaf(
     some: list[ChunkManifests], data: st.DataObject
 ) -> None:
-    """Over appends, overwrites, deletions, truncations, steps and changes of configuration."""
+    """Over appends, overwrites, deletions, truncations and changes of configuration."""
     model = Model()
     for _ in range(data.draw(st.integers(1, 5))):
         config = data.draw(st.sampled_from(some))
-        changes: dict[bytes, ArrayChange] = {}
+        changes: dict[bytes, Chunks] = {}
         deleted: list[bytes] = []
         for path in data.draw(st.lists(st.sampled_from(PATHS), unique=True, max_size=6)):
             have = model.chunks.setdefault(path, set())
@@ -202,7 +210,6 @@ def test_every_history_leaves_every_chunk_in_one_leaf(
                 del model.chunks[path]
                 deleted.append(id_of(path))
                 continue
-            cut = None
             start = model.lengths.get(path, 0) if what == "append" else 0
             chunks = data.draw(chunk_sets(start))
             if what == "touch" and have:
@@ -210,19 +217,18 @@ def test_every_history_leaves_every_chunk_in_one_leaf(
             if what == "unset":
                 have -= chunks
             elif what == "shrink":
-                cut = (data.draw(st.integers(0, 12)), 4)
-                have &= {c for c in have if c[0] < cut[0]}
+                end = data.draw(st.integers(0, 12))
+                gone = {c for c in have if c[0] >= end}
+                have -= gone
                 have |= chunks
+                chunks |= gone
             else:
                 have |= chunks
             model.lengths[path] = max([c[0] + 1 for c in have], default=0)
-            changes[id_of(path)] = as_change(chunks, cut)
+            changes[id_of(path)] = chunks
         before = {ref.blob.key: ref for ref in model.refs}
-        budget = data.draw(st.sampled_from([10**9, 0, 20]))
-        closure = close(config, model.facts(), model.base, changes, deleted)
-        model.repack(config, changes, deleted, budget)
+        untouched = before.keys() - model.repack(config, changes, deleted)
         model.check()
-        untouched = before.keys() - set(closure.manifests)
         assert untouched <= {ref.blob.key for ref in model.refs}
         assert all(before[ref.blob.key] is ref for ref in model.refs if ref.blob.key in untouched)
 
@@ -231,10 +237,10 @@ def test_an_array_that_has_to_be_in_one_manifest_brings_all_of_its_manifests() -
     every = set(itertools.product(range(12), range(4)))
     model, node = Model({"/g/u": every}, {"/g/u": 12}), id_of("/g/u")
     small = ChunkManifests(sets=(ManifestSet("default", 20, None, None, None),), rules=())
-    model.repack(small, {node: as_change(every)})
+    model.repack(small, {node: every})
     assert len(model.refs) > 1
     whole = ChunkManifests(sets=(ManifestSet("default", None, 1, None, None),), rules=())
-    model.repack(whole, {node: as_change({(0, 0)})})
+    model.repack(whole, {node: {(0, 0)}})
     assert len(model.refs) == 1
 
 
@@ -305,14 +311,11 @@ def test_explaining_a_base() -> None:
     config = ChunkManifests(sets=DEFAULT.sets, rules=(Rule("coordinates"),))
     found = {e.path: e for e in explain(config, reversed(facts.values()), base)}
     assert list(found) == ["/a", "/b", "/c", "/d", "/empty"]
-    assert [(p.set_name, p.key) for p in found["/a"].places] == [("coordinates", key(0))]
     assert found["/a"].overflows == found["/empty"].overflows == ()
     assert "60,000" in found["/b"].overflows[0].why
     assert found["/c"].overflows == (
         Overflow("coordinates", "the set has its 1 manifests already"),
     )
-    assert found["/d"].places[0].set_name is None
-    assert found["/empty"].places == ()
 
 
 def test_a_full_set_takes_no_manifest_beside_those_that_stay() -> None:
@@ -321,6 +324,6 @@ def test_a_full_set_takes_no_manifest_beside_those_that_stay() -> None:
     base = BaseIndex([ManifestRef(BlobRef(key(0), 9, 0), (a,), packed_for="coordinates")])
     config = ChunkManifests(sets=DEFAULT.sets, rules=(Rule("coordinates"),))
     beside = plan_manifests(config, facts, [b], base, [])
-    assert [one.set_name for one in beside.manifests] == ["default"]
+    assert [one.set_name for one in beside] == ["default"]
     anew = plan_manifests(config, facts, [a, b], base, [key(0)])
-    assert [one.set_name for one in anew.manifests] == ["coordinates"]
+    assert [one.set_name for one in anew] == ["coordinates"]

@@ -24,8 +24,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
 from zarr_manifests.engine.commit.carry_zones import zones_upload
 from zarr_manifests.engine.commit.landing import (
     NextVersion,
@@ -180,7 +178,7 @@ class _Work:
         self._kept: dict[int, int] = {}  # old -> new position of entries that stay as they are
         self._uploads: list[Upload] = []
         self._written: list[Upload] = []  # what the last attempt to land has added
-        self._manifests = view.manifests
+        self._manifests = tuple(view.manifests)
         self._entries = view.snapshot.deltas
         self._done = Written()
         self.before = CompactionReport(
@@ -247,9 +245,10 @@ class _Work:
             self.before,
             deltas_after=len(self._entries),
             manifests_after=len(self._manifests),
-            manifests_written=done.manifests_written,
-            refs_merged=done.refs,
-            bytes_written=done.bytes_written + sum(len(each.data) for each in own),
+            manifests_written=len(done.manifests),
+            refs_merged=sum(part.count for ref in done.manifests for part in ref.parts),
+            bytes_written=sum(ref.blob.length for ref in done.manifests)
+            + sum(len(each.data) for each in own),
             bytes_read=done.bytes_read,
             snapshot_id=landed.snapshot.snapshot_id,
         )
@@ -283,10 +282,10 @@ class _Work:
         pages, merged = merged_pages(context, before.history, tip.floor, keys)
         self._written = [log, *merged]
         index: list[Upload] = []
-        if self._done.zones or (self._done.nodes and tip.index is not None):
+        changed = {part.node_id for ref in self._done.manifests for part in ref.parts}
+        if self._done.zones or (changed and tip.index is not None):
             # On top of the index as it is now: somebody may have added to it in the meantime.
-            done, nodes = self._done, current.by_id
-            added = done.nodes, self._manifests, nodes, done.zones
+            added = changed, self._manifests, current.by_id, self._done.zones
             tip, index = with_zones(context, tip, keys, *added)
         return NextVersion(
             current,
@@ -327,22 +326,20 @@ class _Work:
         context, view, pending = self._context, self._view, self._pending()
         outside = {node_id for node_id, mine in pending.items() if mine.outside}
         rows = None if self._run is None else _PLANNED_ROWS
-        self._heap = Heap(view, self._old_base, outside, context.meter, rows)
-        what = context, self._heap, self._old_base, self._facts
-        ratio, everything = self._ratio, self._everything
-        self._merges = due_changes(*what, pending, ratio, everything=everything)
+        self._heap = heap = Heap(view, self._old_base, outside, context.meter, rows)
+        due, facts = self._due(pending), self._facts
+        self._merges = due_changes(context, heap, facts, pending, due, everything=self._everything)
         if is_shown():
-            expect("merging refs", self._expected(pending))
-        write, in_steps = self._writer(), self._run is None
-        done = repack(*what, self._merges, ratio, write, everything=everything, in_steps=in_steps)
+            expect("merging refs", self._refs(due) + sum(pending_rows(view).values()))
+        what = context, heap, facts, self._merges, due, self._ratio
+        self._done, self._manifests = repack(*what, self._writer())
         expect("merging refs", self._told)  # the same chunk may have several
         self._tell(0)
-        self._done, self._manifests = done, tuple(done.manifests)
-        self._sequence, index = view.snapshot.sequence, BaseIndex(done.manifests)
+        self._sequence, index = view.snapshot.sequence, BaseIndex(self._manifests)
         self._counts = counts_of_base(view, index, self._settled(index))
         nodes = tuple(node for _, node in sorted(view.nodes.items()))
         whole = Base(nodes, self._manifests, self._sequence, self._counts)
-        base, pages = encoded_base(context.objects, view, whole, self._keys, done.copies)
+        base, pages = encoded_base(context.objects, view, whole, self._keys, self._done.copies)
         self._base, self._new_base = base.ref, base
         self._uploads += [*pages, base]
 
@@ -354,10 +351,6 @@ class _Work:
             return write_in_tasks(context, heap, keys, pages, self._run, self._tell)
         zones = LeafZones.of(context, self._view, pages)
         return LeavesHere(context, heap, keys, self._facts, zones, self._tell).write
-
-    def _expected(self, pending: Mapping[bytes, Pending]) -> int:
-        """How many refs are merged, at most."""
-        return self._refs(self._due(pending)) + sum(pending_rows(self._view).values())
 
     def _tell(self, refs: int) -> None:
         self._told += refs
@@ -380,18 +373,17 @@ class _Work:
         for part in entry.parts():
             if part.node_id not in self._facts or not part.count:
                 continue
-            lo, hi = np.asarray(part.box.lo, np.int64), np.asarray(part.box.hi, np.int64)
             covered = 0
-            for leaf, number in base.overlapping(part.node_id, lo, hi):
-                if base.manifest(number).merged_to(leaf) < entry.last:
+            for leaf in base.placed_in(part.node_id, part.box):
+                if leaf.merged < entry.last:
                     yield part.node_id
-                covered += part.box.shared_size(leaf.box)
+                covered += part.box.shared_size(leaf.part.box)
             if covered < part.box.size and self._holds_more(base, part):
                 yield part.node_id
         for node_id, cut in self._view.truncations(position).items():
-            for leaf, key in base.leaves(node_id) if node_id in self._facts else ():
-                beyond = any(h > c for h, c in zip(leaf.box.hi, cut, strict=True))
-                if beyond and base[key].merged_to(leaf) < entry.last:
+            for leaf in base.placed(node_id) if node_id in self._facts else ():
+                beyond = any(h > c for h, c in zip(leaf.part.box.hi, cut, strict=True))
+                if beyond and leaf.merged < entry.last:
                     yield node_id
 
     def _holds_more(self, base: BaseIndex, part: Part) -> bool:

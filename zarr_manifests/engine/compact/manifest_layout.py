@@ -124,6 +124,7 @@ def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
     """Return which manifests hold the refs of a snapshot."""
     config, manifests, pending = context.config, view.manifests, pending_rows(view)
     index = BaseIndex(manifests)
+    numbers = {ref.blob.key: number for number, ref in enumerate(manifests)}
     facts = node_facts(view, index)
     shown = [
         ManifestPlace(
@@ -138,8 +139,8 @@ def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
     arrays = []
     for one in explain(config.chunk_manifests, facts.values(), index):
         leaves = tuple(
-            LeafPlace(part.box.lo, part.box.hi, part.count, index.number(key))
-            for part, key in index.leaves(one.node_id)
+            LeafPlace(leaf.part.box.lo, leaf.part.box.hi, leaf.part.count, numbers[leaf.key])
+            for leaf in index.placed(one.node_id)
         )
         rows = pending.get(one.node_id, 0)
         is_coordinate = facts[one.node_id].is_coordinate

@@ -6,10 +6,9 @@ count for the leaves in the same cells of the array's layout; without such leave
 once.
 
 The due leaves, and all other leaves of their manifests, are merged with pending changes in their
-boxes, cut into new leaves, and packed into manifests. This happens in steps of some million refs;
-after each step the base is complete. A full compaction rewrites each array in a single step.
+boxes, cut into new leaves, and packed into manifests.
 
-Within a step, only about `BATCH_ROWS` refs are in memory. First, the coordinates of the chunks are
+Only about `BATCH_ROWS` refs are in memory. First, the coordinates of the chunks are
 read, region by region: they show where the new leaves are and how many refs each has, which decides
 how leaves are packed. Then leaves are merged, encoded and uploaded, one batch after the other. The
 base itself is written whole if it is small, else the pages of it that have changed.
@@ -17,6 +16,7 @@ base itself is written whole if it is small, else the pages of it that have chan
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +28,7 @@ from zarr_manifests.engine.compact.write_leaves import WriteLeaves, Written, lea
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import ObjectReader, Upload
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.engine.snapshot.pending import Heap
+from zarr_manifests.engine.snapshot.pending import Heap, Outside
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage
@@ -36,17 +36,18 @@ from zarr_manifests.format.records import with_copies
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.at_open import coordinate_ids
 from zarr_manifests.planning.layout import pages
-from zarr_manifests.planning.layout.closure import ArrayChange, Closure, Due, close
 from zarr_manifests.planning.layout.leaves import (
     BaseIndex,
     Layout,
     NodeFacts,
     PlacedLeaf,
     batches,
+    cut,
     layout_around,
     layout_of,
+    part_order,
 )
-from zarr_manifests.planning.layout.packing import plan_manifests
+from zarr_manifests.planning.layout.packing import close, plan_manifests, staying_beside
 from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import (
     bare,
@@ -55,8 +56,6 @@ from zarr_manifests.planning.tables.merge import (
 )
 from zarr_manifests.planning.upkeep.compaction_triggers import overlap_refs
 
-STEP_REFS = 4_000_000
-_ALL_REFS: Final = 1 << 62
 _BASE_COPY_BYTES: Final = 256 * 1024
 _PAGE_COPY_BYTES: Final = 8 * 1024
 
@@ -67,29 +66,17 @@ class Pending:
 
     Parameters
     ----------
-    leaves : dict of (Coords, Coords) to float
-        Pending refs by the corners of the leaf's box.
+    leaves : Counter of Box
+        Pending refs by the leaf's box.
     new : float
         Pending refs in cells without a leaf.
     outside : bool
         Whether some may be outside all leaves.
-    refs : int
-        All pending refs.
     """
 
-    leaves: dict[tuple[Coords, Coords], float] = field(default_factory=dict)
+    leaves: Counter[Box] = field(default_factory=Counter)
     new: float = 0.0
     outside: bool = False
-    refs: int = 0
-
-    def of(self, leaf: Part) -> float:
-        """The pending refs of a leaf."""
-        return self.leaves.get((leaf.box.lo, leaf.box.hi), 0.0)
-
-    def add(self, part: Part, weight: float) -> None:
-        """Add pending refs to a leaf."""
-        corners = part.box.lo, part.box.hi
-        self.leaves[corners] = self.leaves.get(corners, 0.0) + weight
 
 
 def pending_of(
@@ -102,43 +89,42 @@ def pending_of(
             if part.node_id in facts:  # else the node was deleted
                 pending = found.setdefault(part.node_id, Pending())
                 _count_part(context, base, facts, pending, part, entry.last)
-        for node_id, cut in view.truncations(position).items():
+        for node_id, end in view.truncations(position).items():
             if node_id in facts:
                 pending = found.setdefault(node_id, Pending())
-                _count_cut(base, pending, node_id, cut, entry.last)
+                _count_cut(base, pending, node_id, end, entry.last)
     return found
 
 
 def _count_part(
     context: ReadContext, base: BaseIndex, facts: NodeFacts, pending: Pending, part: Part, last: int
 ) -> None:
-    pending.refs += part.count
-    lo, hi = np.asarray(part.box.lo, np.int64), np.asarray(part.box.hi, np.int64)
     covered = 0
-    for leaf, number in base.overlapping(part.node_id, lo, hi):
-        shared = part.box.shared_size(leaf.box)
+    for leaf in base.placed_in(part.node_id, part.box):
+        shared = part.box.shared_size(leaf.part.box)
         covered += shared
-        if last > base.manifest(number).merged_to(leaf):
-            pending.add(leaf, overlap_refs(part.count, part.box.size, shared))
+        if last > leaf.merged:
+            pending.leaves[leaf.part.box] += overlap_refs(part.count, part.box.size, shared)
     if covered >= part.box.size:
         return
     pending.outside = True
     rest = overlap_refs(part.count, part.box.size, part.box.size - covered)
     layout = layout_of(context.config.chunk_manifests, facts[part.node_id])
     near = base.overlapping(part.node_id, *layout.around(part.box.lo, part.box.hi))
-    held = sum(leaf.count for leaf, _ in near)
+    held = sum(leaf.part.count for leaf in near)
     if not held:
         pending.new += rest
-    for leaf, _ in near:
-        pending.add(leaf, rest * leaf.count / held if held else rest)
+    for leaf in near:
+        pending.leaves[leaf.part.box] += rest * leaf.part.count / held if held else rest
 
 
-def _count_cut(base: BaseIndex, pending: Pending, node_id: bytes, cut: Coords, last: int) -> None:
-    for leaf, key in base.leaves(node_id):
-        if last > base[key].merged_to(leaf):
-            kept = leaf.box.shared_size(Box((0,) * len(cut), cut))
-            if kept < leaf.box.size:
-                pending.add(leaf, leaf.count * (1 - kept / leaf.box.size))
+def _count_cut(base: BaseIndex, pending: Pending, node_id: bytes, end: Coords, last: int) -> None:
+    for leaf in base.placed(node_id):
+        box = leaf.part.box
+        if last > leaf.merged:
+            kept = box.shared_size(Box((0,) * len(end), end))
+            if kept < box.size:
+                pending.leaves[box] += leaf.part.count * (1 - kept / box.size)
 
 
 def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: float) -> set[str]:
@@ -146,10 +132,10 @@ def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: floa
 
     Counted per manifest, since all its leaves are rewritten together.
     """
-    sums: dict[str, float] = {}
+    sums = Counter[str]()
     for node_id, mine in pending.items():
-        for leaf, key in base.leaves(node_id):
-            sums[key] = sums.get(key, 0.0) + mine.of(leaf)
+        for leaf in base.placed(node_id):
+            sums[leaf.key] += mine.leaves[leaf.part.box]
     return {
         key
         for key, refs in sums.items()
@@ -159,175 +145,137 @@ def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: floa
 
 @dataclass(frozen=True, slots=True)
 class NodeMerge:
-    """What is merged of one node.
+    """What is merged of one node, beside what its leaves in repacked manifests have.
 
     Parameters
     ----------
-    change : ArrayChange
-        One chunk in each due cell with chunks outside all leaves, then one in each due leaf.
-    cells : int
-        How many of them stand for cells.
+    cells : int64[n, ndim]
+        One chunk in each due cell with chunks outside all leaves, in C order.
     whole : bool
         Whether all chunks outside leaves are in due cells.
+    layout : Layout
+        How the array is split.
     """
 
-    change: ArrayChange
-    cells: int
+    cells: IndexArray
     whole: bool
-
-    def cells_at(self, rows: IndexArray) -> IndexArray:
-        """The chunks that stand for cells, of those at these rows (ascending)."""
-        return self.change.coords[rows[: rows.searchsorted(self.cells)]]
+    layout: Layout
 
 
 def due_changes(
     context: ReadContext,
     heap: Heap,
-    base: BaseIndex,
     facts: NodeFacts,
     pending: Mapping[bytes, Pending],
-    ratio: float,
+    due: Collection[str],
     *,
     everything: bool,
 ) -> dict[bytes, NodeMerge]:
-    """Return what to merge, by node: the due leaves, and the chunks outside all leaves.
+    """Return what to merge, by node, where these manifests are due.
 
-    The latter are due if their cell of the array's layout has a due leaf, or none.
+    Chunks outside all leaves are due if their cell of the array's layout has a due leaf, or none.
     """
-    config = context.config.chunk_manifests
-    keys = {ref.blob.key for ref in base} if everything else due_manifests(base, pending, ratio)
-    found = {}
+    base, found = heap.base, dict[bytes, NodeMerge]()
     for node_id in facts if everything else pending:
         mine = pending.get(node_id, Pending())
-        due = {
-            leaf.box
-            for leaf, key in base.leaves(node_id)
-            if key in keys and (everything or mine.of(leaf))
+        boxes = {
+            leaf.part.box
+            for leaf in base.placed(node_id)
+            if leaf.key in due and (everything or mine.leaves[leaf.part.box])
         }
-        ndim = len(facts[node_id].grid_shape)
-        coords = np.array([box.lo for box in due], np.int64).reshape(len(due), ndim)
-        counts, cells, whole, around = np.ones(len(due), np.int64), 0, False, None
-        reads = mine.outside and (due or mine.new or everything)
-        if reads:
-            outside = heap.outside(node_id)
-            around = outside.box
-            layout = layout_around(config, facts[node_id], base, around)
-            first, chunks = outside.cells(layout)
-            rows = _cells_due(first, layout, base, node_id, due)
-            cells, whole = len(rows), len(rows) == len(first)
-            if cells:
-                coords = np.concatenate([first[rows], coords])
-                counts = np.concatenate([chunks[rows], counts])
-        if len(coords) or reads:
-            found[node_id] = NodeMerge(ArrayChange(coords, None, counts, around), cells, whole)
+        reads = mine.outside and (boxes or mine.new or everything)
+        if not (boxes or reads):
+            continue
+        outside = heap.outside(node_id) if reads else Outside()
+        config = context.config.chunk_manifests
+        layout = layout_around(config, facts[node_id], base, outside.box)
+        first = outside.cells(layout)
+        near = (base.overlapping(node_id, *layout.around(one, one)) for one in first)
+        cells = [
+            one
+            for one, leaves in zip(first, near, strict=True)
+            if not leaves or any(leaf.part.box in boxes for leaf in leaves)
+        ]
+        coords = np.array(cells, np.int64).reshape(len(cells), len(layout.cell))
+        whole = bool(reads) and len(cells) == len(first)
+        found[node_id] = NodeMerge(coords, whole, layout)
     return found
-
-
-def _cells_due(
-    first: IndexArray, layout: Layout, base: BaseIndex, node_id: bytes, due: set[Box]
-) -> list[int]:
-    """Which of the cells, each given by a chunk in it, have a due leaf or none."""
-    rows = []
-    for row, one in enumerate(map(tuple, first.tolist())):
-        near = base.overlapping(node_id, *layout.around(one, one))
-        if not near or any(leaf.box in due for leaf, _ in near):
-            rows.append(row)
-    return rows
 
 
 def repack(
     context: Context,
     heap: Heap,
-    base: BaseIndex,
     facts: NodeFacts,
     merges: Mapping[bytes, NodeMerge],
+    due: Collection[str],
     ratio: float,
     write: WriteLeaves,
-    *,
-    everything: bool,
-    in_steps: bool,
-) -> Written:
-    """Rewrite the leaves of the changed chunks, with all that is pending in them.
+) -> tuple[Written, tuple[ManifestRef, ...]]:
+    """Rewrite these manifests, and what has to be with them, with all that is pending in them.
 
-    `in_steps` says that steps must be small, since this process has in memory what they write.
+    Returns what was written, and the manifests of the new base.
     """
-    config = context.config.chunk_manifests
-    gone = {part.node_id for ref in base for part in ref.parts if part.node_id not in facts}
-    deleted = gone if everything else _mostly_dead(base, gone, ratio)
-    changes = {node_id: merge.change for node_id, merge in merges.items()}
-    closure = close(config, facts, base, changes, deleted, reopen=True)
-    result = Written(tuple(base))
-    most = STEP_REFS if in_steps else _ALL_REFS
-    for step in _steps(closure, base, most, whole_arrays=everything):
-        index = BaseIndex(result.manifests)
-        leaves = [
-            leaf
-            for due in step.dues(index)
-            if due.node_id in facts
-            for leaf in _cut(context, heap, index, due, merges.get(due.node_id))
-        ]
-        plan = plan_manifests(config, facts, leaves, index, step.manifests)
-        written = write(index, plan.manifests)
-        result.add(written)
-        kept = [ref for ref in result.manifests if ref.blob.key not in set(step.manifests)]
-        result.manifests = (*kept, *written.manifests)
-        result.refs += sum(leaf.count for leaf in leaves)
-    return result
+    config, base = context.config.chunk_manifests, heap.base
+    layouts = {node_id: merge.layout for node_id, merge in merges.items()}
+    cells = {node_id: merge.cells for node_id, merge in merges.items() if len(merge.cells)}
+    changed = {*due, *_mostly_dead(base, facts, ratio)}
+    replaced = close(config, facts, base, changed, cells, layouts)
+    leaves = [
+        leaf
+        for node_id in sorted(layouts)
+        for leaf in _cut(context, heap, node_id, layouts[node_id], replaced, merges.get(node_id))
+    ]
+    planned = plan_manifests(config, facts, leaves, base, replaced)
+    # Neighbours come together, since they need the same tables.
+    written = write(sorted(planned, key=lambda one: part_order(one.leaves[0])))
+    stay = (ref for ref in base if ref.blob.key not in replaced)
+    return written, (*stay, *written.manifests)
 
 
-def _mostly_dead(base: BaseIndex, gone: set[bytes], ratio: float) -> set[bytes]:
-    """Deleted nodes that take up enough of a manifest for it to be rewritten."""
-    found: set[bytes] = set()
+def _mostly_dead(base: BaseIndex, facts: NodeFacts, ratio: float) -> Iterator[str]:
+    """Keys of manifests of which deleted nodes take up enough for them to be rewritten."""
     for ref in base:
-        dead = [part for part in ref.parts if part.node_id in gone]
-        if dead and sum(p.count for p in dead) >= ratio * sum(p.count for p in ref.parts):
-            found |= {part.node_id for part in dead}
-    return found
-
-
-def _steps(
-    closure: Closure, base: BaseIndex, most: int, *, whole_arrays: bool
-) -> Iterator[Closure]:
-    """Split the closure into parts of about `most` refs.
-
-    With `whole_arrays`, all leaves of an array are in one part, so that it can be split anew.
-    """
-    rest = closure.with_whole_arrays(base) if whole_arrays else closure
-    while rest:
-        step, rest = rest.step(most)
-        yield step
+        dead = [part.count for part in ref.parts if part.node_id not in facts]
+        if dead and sum(dead) >= ratio * sum(part.count for part in ref.parts):
+            yield ref.blob.key
 
 
 # --- where the new leaves are ---------------------------------------------------------------------
 
 
 def _cut(
-    context: ReadContext, heap: Heap, index: BaseIndex, due: Due, merge: NodeMerge | None
+    context: ReadContext,
+    heap: Heap,
+    node_id: bytes,
+    layout: Layout,
+    replaced: Collection[str],
+    merge: NodeMerge | None,
 ) -> Iterator[Part]:
     """Cut the due chunks of a node into new leaves, region by region."""
-    layout = due.layout
-    if layout is None:
+    base, outside = heap.base, heap.outside(node_id)
+    first = np.empty((0, len(layout.cell)), np.int64) if merge is None else merge.cells
+    old = [leaf for leaf in base.placed(node_id) if leaf.key in replaced]
+    if not old and not len(first):
         return
-    outside = heap.outside(due.node_id)
-    none = np.empty((0, len(layout.cell)), np.int64)
-    first = none if merge is None else merge.cells_at(due.rows)
-    held = [(part.box, part.count) for part, _ in due.leaves] + outside.held
+    held = [(leaf.part.box, leaf.part.count) for leaf in old] + outside.held
     for region in batches(held, heap.rows, layout.cell):
-        near = [leaf for leaf in index.placed_in(due.node_id, region) if due.replaces(leaf)]
+        near = [leaf for leaf in base.placed_in(node_id, region) if leaf.key in replaced]
         cells = {tuple(at) for at in (_inside(first, region) // layout.cell).tolist()}
         if not near and not cells:
             continue
-        there = _coords_there(context, heap, due.node_id, near, region)
+        there = _coords_there(context, heap, node_id, near, region)
         pending = outside.coords(region)
         coords = _joined(there, _in_cells(pending, layout, cells))
+        boxes = [leaf.part.box for leaf in near]
+        staying = staying_beside(base, node_id, layout, boxes, replaced)
         while len(coords):
-            cuts = due.of(near).cut(coords, index)
+            cuts = cut(coords, layout, boxes, staying)
             # Inside a leaf, a reader ignores everything older than the leaf.
             whole = merge is not None and merge.whole
-            inside = () if whole else (_inside(pending, cut.box) for cut in cuts)
+            inside = () if whole else (_inside(pending, one.box) for one in cuts)
             more = _joined(coords, *inside)
             if len(more) == len(coords):
-                yield from (Part(due.node_id, cut.box, len(cut.rows)) for cut in cuts)
+                yield from (Part(node_id, one.box, len(one.rows)) for one in cuts)
                 break
             coords = more
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -28,7 +30,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import ZoneTable
-from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf, part_order
+from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf
 from zarr_manifests.planning.layout.packing import PlannedManifest
 from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import Leaf, fold, fold_leaves, take, within
@@ -37,52 +39,41 @@ from zarr_manifests.runtime import SYSTEM, Run
 
 _TASK_REFS: Final = 1_000_000
 _KEPT_BYTES: Final = 256 * 1024
+_REFS: Final = attrgetter("refs")
 
 
 @dataclass(slots=True)
 class Written:
-    """What was written of the base, or of a step of it.
+    """Manifests of the base that were written, in order, and what belongs to them.
 
     Parameters
     ----------
-    manifests : sequence of ManifestRef
-        The base's directory; of a step, its manifests in the order in which they were planned.
-    nodes : set of bytes
-        The nodes of the new leaves.
+    manifests : list of ManifestRef
+        Pointers to them.
     copies : dict of str to bytes
-        The small manifests with coordinates, by key.
+        The small ones with coordinates, by key.
     zones : dict of bytes to NewPages
         Pages of zone maps of the leaves, by node; written.
-    refs, manifests_written, bytes_written, bytes_read : int
-        The cost of that; `bytes_read` counts what other processes have read.
+    bytes_read : int
+        Bytes that other processes have read for that.
     """
 
-    manifests: Sequence[ManifestRef] = ()
-    nodes: set[bytes] = field(default_factory=set)
+    manifests: list[ManifestRef] = field(default_factory=list)
     copies: dict[str, bytes] = field(default_factory=dict)
     zones: dict[bytes, NewPages] = field(default_factory=dict)
-    refs: int = 0
-    manifests_written: int = 0
-    bytes_written: int = 0
     bytes_read: int = 0
 
     def add(self, more: Written) -> None:
-        """Add what a step has written; its manifests replace others, which callers do."""
-        self.nodes |= {part.node_id for ref in more.manifests for part in ref.parts}
+        """Add the manifests that come next."""
+        self.manifests += more.manifests
         self.copies |= more.copies
-        self.add_zones(more.zones)
-        self.manifests_written += len(more.manifests)
-        self.bytes_written += more.bytes_written
         self.bytes_read += more.bytes_read
-
-    def add_zones(self, zones: Mapping[bytes, NewPages]) -> None:
-        """Add pages of zone maps."""
-        for node_id, pages in zones.items():
+        for node_id, pages in more.zones.items():
             self.zones.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
 
 
-type WriteLeaves = Callable[[BaseIndex, Sequence[PlannedManifest]], Written]
-"""Writes the manifests of a step, of leaves that replace those of the index."""
+type WriteLeaves = Callable[[Sequence[PlannedManifest]], Written]
+"""Writes manifests, whose leaves replace some of the base."""
 
 
 def write_in_tasks(
@@ -97,16 +88,12 @@ def write_in_tasks(
     state = freeze_reader(SessionView(context, heap.view))
     task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), dict(pages))
 
-    def write(index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
-        order = sorted(range(len(planned)), key=lambda i: part_order(planned[i].leaves[0]))
-        groups = [*parts(order, lambda i: planned[i].refs, _TASK_REFS)]
-        jobs = [_job(index, [planned[i] for i in group]) for group in groups]
-        result, made = Written(), dict[int, ManifestRef]()
-        for group, done in zip(groups, run(task.write, jobs), strict=True):
-            made |= zip(group, done.manifests, strict=True)
-            tell(sum(planned[number].refs for number in group))
+    def write(planned: Sequence[PlannedManifest]) -> Written:
+        jobs = [_job(heap.base, some) for some in parts(planned, _REFS, _TASK_REFS)]
+        result = Written()
+        for job, done in zip(jobs, run(task.write, jobs), strict=True):
+            tell(sum(map(_REFS, job.planned)))
             result.add(done)
-        result.manifests = [made[number] for number in range(len(planned))]
         return result
 
     return write
@@ -143,12 +130,11 @@ class _LeafTask:
         keys = SessionKeys(self.state.start, SYSTEM, self.state.lineage)
         leaves = [leaf for one in job.planned for leaf in one.leaves]
         nodes: dict[bytes, Node] = {leaf.node_id: view.by_id[leaf.node_id] for leaf in leaves}
-        index = BaseIndex(job.near)
         with tallied_reads() as read:
             zones = LeafZones.of(context, view, self.pages, leaves)
-            heap = Heap(view, index, (), context.meter)
+            heap = Heap(view, BaseIndex(job.near), (), context.meter)
             here = LeavesHere(context, heap, keys, NodeFacts(nodes, {}), zones)
-            written = here.write(index, job.planned)
+            written = here.write(job.planned)
         written.bytes_read = sum(read)
         return written
 
@@ -178,60 +164,39 @@ class LeavesHere:
         self._context, self._heap, self._keys = context, heap, keys
         self._facts, self._zones, self._tell = facts, zones, tell
 
-    def write(self, index: BaseIndex, planned: Sequence[PlannedManifest]) -> Written:
+    def write(self, planned: Sequence[PlannedManifest]) -> Written:
         """Write the manifests."""
-        keys = [self._keys.next("manifests") for _ in planned]
-        left = [len(one.leaves) for one in planned]
-        made: list[dict[Part, _Leaf]] = [{} for _ in planned]
-        done: dict[int, tuple[ManifestRef, bytes]] = {}
+        leaves = [(number, leaf) for number, one in enumerate(planned) for leaf in one.leaves]
+        made: dict[int, list[_Leaf]] = {}
         result = Written()
-        for batch in self._batches(planned):
-            for (number, leaf), encoded in zip(batch, self._encoded(index, batch), strict=True):
-                made[number][leaf] = encoded
-                left[number] -= 1
-            full = [i for i in dict.fromkeys(number for number, _ in batch) if not left[i]]
-            ready = {i: [made[i].pop(leaf) for leaf in planned[i].leaves] for i in full}
+        for batch in parts(leaves, lambda one: one[1].count, BATCH_ROWS):
+            encoded = self._encoded([leaf for _, leaf in batch])
+            for (number, _), one in zip(batch, encoded, strict=True):
+                made.setdefault(number, []).append(one)
+            full = [i for i, some in made.items() if len(some) == len(planned[i].leaves)]
             calls = [
-                partial(self._upload, keys[i], of, planned[i].set_name) for i, of in ready.items()
+                partial(self._upload, self._keys.next("manifests"), made[i], planned[i].set_name)
+                for i in full
             ]
-            for (i, leaves), (ref, copy) in zip(
-                ready.items(), self._context.runtime.parallel(calls), strict=True
-            ):
-                own = ((one.part.node_id, ref.blob, one.part.box, one.zones) for one in leaves)
-                result.add_zones(write_pages(self._context, self._keys, own, self._zones.pages))
-                done[i] = ref, copy
+            for i, (ref, copy) in zip(full, self._context.runtime.parallel(calls), strict=True):
+                own = ((one.part.node_id, ref.blob, one.part.box, one.zones) for one in made.pop(i))
+                zones = write_pages(self._context, self._keys, own, self._zones.pages)
+                copies = {ref.blob.key: copy} if copy else {}
+                result.add(Written([ref], copies, zones))
             self._tell(sum(leaf.count for _, leaf in batch))
-        ordered = [done[i] for i in range(len(planned))]
-        result.manifests = [ref for ref, _ in ordered]
-        result.copies = {ref.blob.key: copy for ref, copy in ordered if copy}
-        result.bytes_written = sum(ref.blob.length for ref in result.manifests)
         return result
 
-    def _batches(self, planned: Sequence[PlannedManifest]) -> Iterator[list[tuple[int, Part]]]:
-        """The leaves, each with its manifest's number, a limited number of refs at a time.
-
-        Neighbours come together, since they need the same tables.
-        """
-        order = sorted(range(len(planned)), key=lambda i: part_order(planned[i].leaves[0]))
-        leaves = ((i, leaf) for i in order for leaf in planned[i].leaves)
-        return parts(leaves, lambda one: one[1].count, BATCH_ROWS)
-
-    def _encoded(self, index: BaseIndex, batch: Sequence[tuple[int, Part]]) -> list[_Leaf]:
+    def _encoded(self, batch: Sequence[Part]) -> list[_Leaf]:
         """Merge and encode these leaves."""
-        near = [index.placed_in(leaf.node_id, leaf.box) for _, leaf in batch]
-        by_node: dict[bytes, list[int]] = {}
-        for i, (_, leaf) in enumerate(batch):
-            by_node.setdefault(leaf.node_id, []).append(i)
-        stacks: dict[int, Stack] = {}
-        for node_id, numbers in by_node.items():
-            found = self._heap.within(node_id, [batch[i][1].box for i in numbers])
-            stacks.update(zip(numbers, found, strict=True))
+        near = [self._heap.base.placed_in(leaf.node_id, leaf.box) for leaf in batch]
+        stacks: list[Stack] = []
+        for node_id, some in groupby(batch, lambda leaf: leaf.node_id):
+            stacks += self._heap.within(node_id, [leaf.box for leaf in some])
+        tables = leaf_tables(self._context, self._heap, [old for some in near for old in some])
         calls = []
-        olds = [old for some in near for old in some]
-        tables = leaf_tables(self._context, self._heap, olds)
-        for i, (_, leaf) in enumerate(batch):
-            inner = [within(next(tables), leaf.box) for _ in near[i]]
-            calls.append(partial(self._encode, leaf, stacks.pop(i), near[i], inner))
+        for leaf, stack, some in zip(batch, stacks, near, strict=True):
+            inner = [within(next(tables), leaf.box) for _ in some]
+            calls.append(partial(self._encode, leaf, stack, some, inner))
         return self._context.runtime.parallel(calls)
 
     def _encode(

@@ -19,7 +19,7 @@ from zarr_manifests.engine.objects.decoded_cache import DecodedCache
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.columns import decode_column, encode_column
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.metrics import Meter
 from zarr_manifests.planning.layout.leaves import BaseIndex, Layout, batches
 from zarr_manifests.planning.tables.live_deltas import Stack
@@ -66,24 +66,16 @@ class Outside:
             return found[0]
         return np.concatenate([np.empty((0, box.ndim), np.int64), *found])
 
-    def cells(self, layout: Layout) -> tuple[IndexArray, IndexArray]:
-        """The first chunk (int64[n, ndim]) in each cell of the layout, and the cells' chunks.
-
-        Both are in C order of the first chunks.
-        """
-        first: dict[tuple[int, ...], tuple[int, ...]] = {}
-        counts: dict[tuple[int, ...], int] = {}
+    def cells(self, layout: Layout) -> list[Coords]:
+        """The first chunk in each cell of the layout that has some, in C order."""
+        first: dict[Coords, Coords] = {}
         for box, inner in self._parts:
             coords = inner(box)
             for rows in layout.groups(coords):
                 one = tuple(coords[rows[0]].tolist())
                 cell = tuple(at // n for at, n in zip(one, layout.cell, strict=True))
                 first.setdefault(cell, one)
-                counts[cell] = counts.get(cell, 0) + len(rows)
-        order = sorted(first, key=first.__getitem__)
-        shape = len(order), self.box.ndim if self.box else 0
-        corners = np.array([first[cell] for cell in order], np.int64).reshape(shape)
-        return corners, np.array([counts[cell] for cell in order], np.int64)
+        return sorted(first.values())
 
 
 def _kept(table: ChunkTable) -> Callable[[Box], IndexArray]:
@@ -136,7 +128,7 @@ class Heap:
         room = CacheOptions(max_size=self.rows * _ROW_BYTES, expire_ms=0)
         self.recent = DecodedCache(room, SYSTEM, meter)
         self._meter = meter
-        self._base, self._may = base, frozenset(outside)
+        self.base, self._may = base, frozenset(outside)
         self._outside: dict[bytes, Outside] = {}
         self._apart: dict[bytes, set[int]] = {}
 
@@ -149,7 +141,7 @@ class Heap:
         """
         narrow = bare if kinds_only else owned
         if node_id not in self._apart:
-            self._apart[node_id] = {leaf.merged for leaf in self._base.placed(node_id)}
+            self._apart[node_id] = {leaf.merged for leaf in self.base.placed(node_id)}
         stacks = self.view.stacks(node_id, boxes, narrow, self.recent, self._apart[node_id])
         if not kinds_only:  # their refs are merged later
             self._meter.add("refs_merged", sum(stack.rows for stack in stacks))
@@ -166,9 +158,8 @@ class Heap:
     def _tables_outside(self, node_id: bytes) -> Iterator[ChunkTable]:
         held = [(part.box, part.count) for part in self.view.live_parts(node_id) if part.count]
         for region in batches(held, 2 * self.rows):
-            lo, hi = np.asarray(region.lo, np.int64), np.asarray(region.hi, np.int64)
-            leaves = self._base.overlapping(node_id, lo, hi)
-            if sum(leaf.box.shared_size(region) for leaf, _ in leaves) >= region.size:
+            leaves = self.base.placed_in(node_id, region)
+            if sum(leaf.part.box.shared_size(region) for leaf in leaves) >= region.size:
                 continue
             (stack,) = self.within(node_id, [region], kinds_only=True)
             table = stack.after(0).table
@@ -176,6 +167,6 @@ class Heap:
                 continue
             for part in split(select(table, table.kind != RefKind.UNSET), _PIECE_ROWS):
                 if leaves:
-                    part = select(part, self._base.locate(node_id, part.coords()) < 0)
+                    part = select(part, self.base.locate(node_id, part.coords()) < 0)
                 if len(part):
                     yield part

@@ -15,7 +15,7 @@ Invariant: a number marked exact is exact for every reader of the snapshot, what
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -31,9 +31,9 @@ from zarr_manifests.format.nodes import Count, Counted, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import absolute, no_array
-from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf
-from zarr_manifests.planning.tables.live_deltas import kinds_at, lies_in, rows_in
-from zarr_manifests.planning.tables.merge import Overlay, inside, rows_at
+from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts
+from zarr_manifests.planning.tables.live_deltas import has_changes, lies_in, rows_in
+from zarr_manifests.planning.tables.merge import Overlay, fold, inside, rows_at
 from zarr_manifests.planning.tables.sums import (
     NOTHING,
     Amount,
@@ -480,68 +480,27 @@ def usage_of_array(view: SnapshotView, path: str) -> Usage:
 # --- exact amounts ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Leaves of a node that are merged up to the same sequence, and the overlay on top of them.
-
-    The group of leaves without live changes also has everything outside all leaves.
-    """
-
-    leaves: list[PlacedLeaf]
-    overlay: Overlay
-
-
 def exact_amount(view: SnapshotView, node_id: bytes) -> Amount:
     """The chunks of a node that exist, and their bytes.
 
     It merges the chunk tables of live deltas, as any read does, with those leaves of the base that
     they may change.
     """
-    groups, leaves = _groups(view, node_id), view.index.placed(node_id)
-    chunks, nbytes = sum(leaf.part.count for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
-    due = [_concerned(group) for group in groups]
-    wanted = {leaf.part.box for some in due for leaf in some}
-    held = {one.box: one for one in view.leaves(node_id, wanted.__contains__)}
-    for group, some in zip(groups, due, strict=True):
-        cut, table = group.overlay.truncated, group.overlay.table
-        if table is not None:
-            chunks += int((table.kind > RefKind.UNSET).sum())
-            nbytes += int(table.length.sum())
-        for leaf in some:
-            old = held[leaf.part.box]
-            coords = old.coords()
-            gone = np.zeros(len(coords), np.bool_) if cut is None else ~inside(coords, cut)
-            if table is not None:
-                gone |= kinds_at(table, coords) >= 0
-            chunks -= int(gone.sum())
-            nbytes -= int(old.length[gone].sum())
-    return Amount(chunks, nbytes)
-
-
-def _groups(view: SnapshotView, node_id: bytes) -> list[_Group]:
-    """The node's leaves and the rows of live deltas, in groups; each row is in one group."""
-    leaves, overlay = view.index.placed(node_id), view.overlay(node_id, 0)
-    merged = [leaf for leaf in leaves if leaf.merged]
-    if not merged:
-        return [_Group(leaves, overlay)]
-    rest = rows_in(overlay.table, (leaf.part.box for leaf in merged), outside=True)
-    others = [leaf for leaf in leaves if not leaf.merged]
-    groups = [_Group(others, Overlay(overlay.truncated, rest))]
-    for sequence in sorted({leaf.merged for leaf in merged}):
-        due = [leaf for leaf in merged if leaf.merged == sequence]
-        newer = view.overlay(node_id, sequence)
-        rows = rows_in(newer.table, (leaf.part.box for leaf in due))
-        groups.append(_Group(due, Overlay(newer.truncated, rows)))
-    return groups
-
-
-def _concerned(group: _Group) -> list[PlacedLeaf]:
-    """Leaves of the group that its overlay may change."""
-    cut, table = group.overlay.truncated, group.overlay.table
-    rows = None if table is None else table.coords()
-
-    def concerned(box: Box) -> bool:
-        cuts = cut is not None and any(n > at for n, at in zip(box.hi, cut, strict=True))
-        return cuts or (rows is not None and bool(lies_in(box, rows).any()))
-
-    return [leaf for leaf in group.leaves if concerned(leaf.part.box)]
+    placed = view.index.placed(node_id)
+    # The oldest first, which fetches what the others need.
+    afters = sorted({0, *(leaf.merged for leaf in placed)})
+    over = {after: view.overlay(node_id, after) for after in afters}
+    boxes = [leaf.part.box for leaf in placed]
+    due = {leaf.part.box for leaf in placed if has_changes(over[leaf.merged], leaf.part.box)}
+    held = {table.box: table for table in view.leaves(node_id, due.__contains__)}
+    tables = [fold((), Overlay(None, rows_in(over[0].table, boxes, outside=True)))]
+    chunks = nbytes = 0
+    for leaf, box in zip(placed, boxes, strict=True):
+        if box in due:
+            newer = over[leaf.merged]
+            tables.append(fold([held[box]], replace(newer, table=rows_in(newer.table, [box]))))
+        else:
+            chunks, nbytes = chunks + leaf.part.count, nbytes + leaf.nbytes
+    found = [table for table in tables if table is not None]
+    nbytes += sum(int(table.length.sum()) for table in found)
+    return Amount(chunks + sum(map(len, found)), nbytes)

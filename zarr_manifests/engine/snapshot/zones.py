@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import gt
 from typing import Final
 
 from zarr_manifests.engine.snapshot.context import ReadContext
@@ -21,7 +20,7 @@ from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones, ZoneTable
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
-from zarr_manifests.planning.tables.merge import Overlay, in_box
+from zarr_manifests.planning.tables.live_deltas import has_changes
 
 UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
 """What an index that cannot be read raises."""
@@ -171,7 +170,7 @@ def paged_leaves(view: SnapshotView, node_id: bytes, region: Box, known: KnownZo
     }
     for leaf, mine in found:
         box = leaf.part.box
-        if _changes(overlays[leaf.merged], box.shared(region)):
+        if has_changes(overlays[leaf.merged], box.shared(region)):
             continue
         boxes.append(box)
         if box.shared_size(region) == box.size:
@@ -179,12 +178,3 @@ def paged_leaves(view: SnapshotView, node_id: bytes, region: Box, known: KnownZo
             nbytes += leaf.nbytes
         due.append(mine)
     return PagedLeaves(tuple(boxes), tuple(due), frozenset(summed), nbytes)
-
-
-def _changes(overlay: Overlay, box: Box) -> bool:
-    """Whether live deltas change a chunk of the box."""
-    cut, table = overlay.truncated, overlay.table
-    if cut is not None and any(map(gt, box.hi, cut)):
-        return True
-    near = table is not None and table.box.overlaps(box)
-    return near and table is not None and bool(in_box(table, box).any())

@@ -27,10 +27,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Split
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
@@ -104,13 +103,17 @@ def part_order(part: Part) -> tuple[bytes, Coords, Coords]:
     return part.node_id, part.box.lo, part.box.hi
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedLeaf:
+class PlacedLeaf(NamedTuple):
     """A leaf, its manifest, and the sequence up to which changes are merged into it."""
 
     part: Part
     manifest: ManifestRef
     merged: int
+
+    @property
+    def key(self) -> str:
+        """The key of its manifest."""
+        return self.manifest.blob.key
 
     @property
     def nbytes(self) -> int:
@@ -126,58 +129,49 @@ class _NodeLeaves:
     that starts at or before it.
     """
 
-    def __init__(self, entries: Sequence[tuple[Part, int, int]]) -> None:
-        ndim = entries[0][0].box.ndim
-        if any(part.box.ndim != ndim for part, _, _ in entries):
+    def __init__(self, leaves: Sequence[PlacedLeaf]) -> None:
+        ndim = leaves[0].part.box.ndim
+        if any(leaf.part.box.ndim != ndim for leaf in leaves):
             raise CorruptObjectError("leaves of one array have different numbers of axes")
-        lo, hi = corners([part.box for part, _, _ in entries], ndim)
+        lo, hi = corners([leaf.part.box for leaf in leaves], ndim)
         self.axis = 0
-        if lo.shape[1] > 1 and len(lo) > 1:
+        if ndim > 1 and len(lo) > 1:
             self.axis = int(np.argmax([len(np.unique(column)) for column in lo.T]))
-        if lo.shape[1]:
-            order = np.argsort(lo[:, self.axis], kind="stable")
-        else:
-            order = np.arange(len(entries))
+        order = np.argsort(lo[:, self.axis], kind="stable") if ndim else np.arange(len(leaves))
         self.lo, self.hi = lo[order], hi[order]
-        self.manifest = np.array([number for _, number, _ in entries], np.int64)[order]
-        self.merged = np.array([merged for _, _, merged in entries], np.int64)[order]
-        self.parts = [entries[i][0] for i in order.tolist()]
-        self.placed: dict[int, PlacedLeaf] = {}  # by position, made when first asked for
-        self.around = Box.around(part.box for part in self.parts)
-        if lo.shape[1]:
+        self.leaves = [leaves[i] for i in order.tolist()]
+        self.merged = np.array([leaf.merged for leaf in self.leaves], np.int64)
+        self.around = Box.around(leaf.part.box for leaf in leaves)
+        self.starts, self.ends = np.zeros(len(leaves), np.int64), np.ones(len(leaves), np.int64)
+        if ndim:
             self.starts = self.lo[:, self.axis].copy()
             self.ends = np.maximum.accumulate(self.hi[:, self.axis])
-        else:
-            self.starts = np.zeros(len(entries), np.int64)
-            self.ends = np.ones(len(entries), np.int64)
 
-    def overlapping(self, lo: IndexArray, hi: IndexArray) -> IndexArray:
-        """Positions of the leaves that overlap [lo, hi)."""
+    def overlapping(self, lo: IndexArray, hi: IndexArray) -> list[PlacedLeaf]:
+        """The leaves that overlap [lo, hi)."""
         if not len(lo):
-            return np.arange(len(self.parts))
+            return self.leaves
         first = int(np.searchsorted(self.ends, lo[self.axis], side="right"))
         stop = int(np.searchsorted(self.starts, hi[self.axis], side="left"))
         meets = (np.maximum(self.lo[first:stop], lo) < np.minimum(self.hi[first:stop], hi)).all(1)
-        return np.asarray(np.flatnonzero(meets) + first, np.int64)
+        return [self.leaves[first + i] for i in np.flatnonzero(meets).tolist()]
 
-    def holding(self, coords: Coords) -> list[int]:
-        """Positions of the leaves whose box holds the coordinate."""
-        if len(self.parts) == 1 or not coords:
-            return [i for i, part in enumerate(self.parts) if coords in part.box]
-        at = coords[self.axis]
-        first = int(np.searchsorted(self.ends, at, side="right"))
-        stop = int(np.searchsorted(self.starts, at, side="right"))
+    def holding(self, coords: Coords) -> list[PlacedLeaf]:
+        """The leaves whose box holds the coordinate."""
+        first, stop = 0, len(self.leaves)
+        if stop > 1 and coords:
+            at = coords[self.axis]
+            first = int(np.searchsorted(self.ends, at, side="right"))
+            stop = int(np.searchsorted(self.starts, at, side="right"))
         if stop - first > 16:  # many leaves start at the same place along that axis
             here = slice(first, stop)
             inside = ((self.lo[here] <= coords) & (coords < self.hi[here])).all(axis=1)
-            return (np.flatnonzero(inside) + first).tolist()
-        return [i for i in range(first, stop) if coords in self.parts[i].box]
+            return [self.leaves[first + i] for i in np.flatnonzero(inside).tolist()]
+        return [leaf for leaf in self.leaves[first:stop] if coords in leaf.part.box]
 
     def locate(self, coords: IndexArray) -> IndexArray:
         """Position of the leaf that holds each coordinate; -1 where none does."""
         found = np.full(len(coords), -1, np.int64)
-        if not len(coords):
-            return found
         if not coords.shape[1]:
             found[:] = 0
             return found
@@ -210,74 +204,52 @@ class BaseIndex:
     """
 
     def __init__(self, manifests: Sequence[ManifestRef]) -> None:
-        self._manifests = tuple(manifests)
-        self._numbers = {ref.blob.key: number for number, ref in enumerate(self._manifests)}
-        if len(self._numbers) != len(self._manifests):
+        self._manifests = {ref.blob.key: ref for ref in manifests}
+        if len(self._manifests) != len(manifests):
             raise InvalidArgumentError("a base names a manifest twice")
-        self._in_set: dict[str, list[int]] = {}
-        entries: dict[bytes, list[tuple[Part, int, int]]] = {}
-        for number, ref in enumerate(self._manifests):
+        self._in_set: dict[str, list[ManifestRef]] = {}
+        self._placed: dict[bytes, list[PlacedLeaf]] = {}
+        for ref in manifests:
             if ref.packed_for:
-                self._in_set.setdefault(ref.packed_for, []).append(number)
+                self._in_set.setdefault(ref.packed_for, []).append(ref)
             for part, merged in ref.leaves():
-                entries.setdefault(part.node_id, []).append((part, number, merged))
-        self._entries = entries
-        self._refs = {node: sum(part.count for part, _, _ in of) for node, of in entries.items()}
+                self._placed.setdefault(part.node_id, []).append(PlacedLeaf(part, ref, merged))
+        each = self._placed.items()
+        self._refs = {node: sum(leaf.part.count for leaf in of) for node, of in each}
         self._leaves: dict[bytes, _NodeLeaves] = {}  # built when first asked for
 
-    def __len__(self) -> int:
-        return len(self._manifests)
-
     def __iter__(self) -> Iterator[ManifestRef]:
-        return iter(self._manifests)
+        return iter(self._manifests.values())
 
     def __getitem__(self, key: str) -> ManifestRef:
-        return self._manifests[self._numbers[key]]
+        return self._manifests[key]
 
-    def in_set(self, name: str) -> int:
-        """The number of the set's manifests."""
-        return len(self._in_set.get(name, ()))
-
-    def numbers_in_set(self, name: str) -> tuple[int, ...]:
-        """The set's manifests, by their numbers in the directory."""
-        return tuple(self._in_set.get(name, ()))
+    def in_set(self, name: str) -> Sequence[ManifestRef]:
+        """The set's manifests."""
+        return self._in_set.get(name, ())
 
     def refs(self, node_id: bytes) -> int:
         """The number of refs in all leaves of the node."""
         return self._refs.get(node_id, 0)
 
-    def leaves(self, node_id: bytes) -> list[tuple[Part, str]]:
-        """The leaves of the node and the keys of their manifests, in the directory's order."""
-        return [(leaf.part, leaf.manifest.blob.key) for leaf in self.placed(node_id)]
-
-    def placed(self, node_id: bytes) -> list[PlacedLeaf]:
+    def placed(self, node_id: bytes) -> Sequence[PlacedLeaf]:
         """The leaves of the node, in the directory's order."""
-        return [
-            PlacedLeaf(part, self._manifests[number], merged)
-            for part, number, merged in self._entries.get(node_id, ())
-        ]
+        return self._placed.get(node_id, ())
 
     def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
         """The leaves whose box holds the coordinate: at most one in a valid base."""
         leaves = self._of(node_id)
-        return [] if leaves is None else self._placed(leaves, leaves.holding(coords))
+        return [] if leaves is None else leaves.holding(coords)
 
     def placed_in(self, node_id: bytes, box: Box) -> list[PlacedLeaf]:
         """The leaves of the node that overlap the box."""
-        leaves = self._of(node_id)
-        if leaves is None:
-            return []
         lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
-        return self._placed(leaves, leaves.overlapping(lo, hi).tolist())
+        return self.overlapping(node_id, lo, hi)
 
-    def _placed(self, leaves: _NodeLeaves, at: Sequence[int]) -> list[PlacedLeaf]:
-        return [leaves.placed.get(i) or self._place(leaves, i) for i in at]
-
-    def _place(self, leaves: _NodeLeaves, at: int) -> PlacedLeaf:
-        manifest = self._manifests[int(leaves.manifest[at])]
-        placed = PlacedLeaf(leaves.parts[at], manifest, int(leaves.merged[at]))
-        leaves.placed[at] = placed
-        return placed
+    def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[PlacedLeaf]:
+        """The leaves of the node that overlap [lo, hi), which may be larger than a box."""
+        leaves = self._of(node_id)
+        return [] if leaves is None else leaves.overlapping(lo, hi)
 
     def may_be_merged(self, node_id: bytes, first: int, stop: int) -> bool:
         """Whether a leaf of the node may be merged to a sequence from `first` up to `stop`."""
@@ -291,51 +263,15 @@ class BaseIndex:
         leaves = self._of(node_id)
         return None if leaves is None else leaves.around
 
-    def manifests_of(self, node_id: bytes) -> tuple[str, ...]:
-        """Keys of the manifests that hold leaves of the node, in the directory's order."""
-        numbers = sorted({number for _, number, _ in self._entries.get(node_id, ())})
-        return tuple(self._manifests[number].blob.key for number in numbers)
-
     def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:
-        """The manifest number of the leaf at each coordinate (int64[n, ndim]), -1 without one."""
+        """A number for each coordinate (int64[n, ndim]): negative where no leaf holds it."""
         leaves = self._of(node_id)
-        if leaves is None:
-            return np.full(len(coords), -1, np.int64)
-        at = leaves.locate(coords)
-        return np.where(at >= 0, leaves.manifest[at], -1)
-
-    def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[tuple[Part, int]]:
-        """The node's leaves that overlap [lo, hi), with their manifests' numbers."""
-        leaves = self._of(node_id)
-        if leaves is None:
-            return []
-        at = leaves.overlapping(lo, hi)
-        numbers = leaves.manifest[at].tolist()
-        return [(leaves.parts[i], n) for i, n in zip(at.tolist(), numbers, strict=True)]
-
-    def beyond(self, node_id: bytes, cut: Coords) -> npt.NDArray[np.int64]:
-        """Numbers of the manifests with leaves of the node that reach beyond `cut` on an axis."""
-        leaves = self._of(node_id)
-        if leaves is None:
-            return np.empty(0, np.int64)
-        return np.unique(leaves.manifest[(leaves.hi > np.asarray(cut, np.int64)).any(axis=1)])
-
-    def manifest(self, number: int) -> ManifestRef:
-        """A manifest, by its number in the directory."""
-        return self._manifests[number]
-
-    def key(self, number: int) -> str:
-        """The key of a manifest, by its number in the directory."""
-        return self._manifests[number].blob.key
-
-    def number(self, key: str) -> int:
-        """The number of a manifest in the directory, by its key."""
-        return self._numbers[key]
+        return np.full(len(coords), -1, np.int64) if leaves is None else leaves.locate(coords)
 
     def _of(self, node_id: bytes) -> _NodeLeaves | None:
         found = self._leaves.get(node_id)
-        if found is None and node_id in self._entries:
-            found = self._leaves[node_id] = _NodeLeaves(self._entries[node_id])
+        if found is None and node_id in self._placed:
+            found = self._leaves[node_id] = _NodeLeaves(self._placed[node_id])
         return found
 
 
@@ -365,15 +301,12 @@ class Layout:
     most_refs : int
         Most refs of a leaf. Cells of a sparse array hold more chunks than that; a cell that turns
         out fuller is split again.
-    one_by_one : bool
-        Whether its leaves are placed individually instead of all together.
     together : bool
         Whether all its leaves have to be in one manifest.
     """
 
     cell: Coords
     most_refs: int
-    one_by_one: bool
     together: bool
 
     def groups(self, coords: IndexArray) -> Iterator[IndexArray]:
@@ -478,14 +411,14 @@ def layout_of(config: ChunkManifests, facts: ArrayFacts, extent: int | None = No
         sizes = [chain[-1].max_manifest_size, chain[0].max_manifest_size if split else None]
         most = min(most, *(size for size in sizes if size is not None), LEAF_ROWS)
     if split is None and facts.initialized_chunks <= most:
-        return Layout((ENDLESS,) * len(facts.grid_shape), most, False, together)
+        return Layout((ENDLESS,) * len(facts.grid_shape), most, together)
     sparse = 1
     if split is None and facts.initialized_chunks:
         room = facts.metadata_chunks if extent is None else extent
         share = room // facts.initialized_chunks
         sparse = min(1 << max(share.bit_length() - 1, 0), _SPARSEST)
     cell = leaf_shape(facts.grid_shape, facts.dimension_names, split, most * sparse)
-    return Layout(cell, most, split is not None, together)
+    return Layout(cell, most, together)
 
 
 def layout_around(
@@ -543,7 +476,7 @@ def cut(
     >>> import numpy as np
     >>> from zarr_manifests.planning.layout.leaves import Layout, cut
     >>> coords = np.arange(5).reshape(-1, 1)
-    >>> [leaf.box.hi for leaf in cut(coords, Layout((2,), 1_000, True, False))]
+    >>> [leaf.box.hi for leaf in cut(coords, Layout((2,), 1_000, False))]
     [(2,), (4,), (5,)]
     """
     cuts: list[Cut] = []

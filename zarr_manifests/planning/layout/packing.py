@@ -1,4 +1,4 @@
-"""Which leaves and tables go into which manifest, and which tables are embedded in a delta.
+"""Which manifests are repacked, what goes into which manifest, and what is embedded in a delta.
 
 Small tables of a commit are *embedded*, up to a budget. The others get manifests: small ones share
 one. Opening a dataset reads the deltas that change nodes or have tables of coordinates, and a small
@@ -18,12 +18,20 @@ overflows to the next set:
 4. A set has at most `cardinality` manifests, including those that stay. When sizes are packed, the
    biggest overflow, so that small arrays keep their place.
 
+When some leaves change, their manifests are *repacked*: rewritten with all their leaves. Other
+manifests of the same array stay as they are, with three exceptions:
+
+- An array that has to be in one manifest (`arrays-per-manifest`, or `splitting: none`) pulls in all
+  its manifests, which pull in their arrays of that kind, and so on.
+- A chunk that is in no leaf yet belongs to the leaves in its cell of the array's layout.
+- A set at its limit takes new arrays if its emptiest manifest has room: that is then repacked, too.
+
 Packing into bins is first-fit decreasing: sizes are taken biggest first, and each goes into the
 first bin with room for it. It never needs more than 11/9 times the fewest possible bins, plus one.
 
 Invariants: every table and leaf is placed exactly once; only in the last set can a manifest exceed
 the set's size, and it then holds a single array or leaf; the result does not depend on the input's
-order.
+order; what is repacked is proportional to what changes, never to the size of the base.
 """
 
 from __future__ import annotations
@@ -37,9 +45,15 @@ import numpy as np
 
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.manifest import Part
-from zarr_manifests.grid import Coords
-from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex
+from zarr_manifests.format.manifest import ManifestRef, Part
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.planning.layout.leaves import (
+    EMPTY,
+    ArrayFacts,
+    BaseIndex,
+    Layout,
+    layout_around,
+)
 
 EMBED_BYTES: Final = 32 * 1024
 _EMBED_TABLE_BYTES: Final = 8 * 1024
@@ -196,7 +210,6 @@ def pair(sizes: Sequence[int], members: int) -> list[list[int]]:
 # --- sets --------------------------------------------------------------------------------------
 
 _TOO_BIG: Final = "its {refs:,} chunk refs are more than the {most:,} of a manifest"
-_LEAF_TOO_BIG: Final = "a leaf of {refs:,} chunk refs is more than the {most:,} of a manifest"
 _FULL: Final = "the set has its {most:,} manifests already"
 
 
@@ -222,16 +235,6 @@ class Overflow:
 
 
 @dataclass(frozen=True, slots=True)
-class LeafManifest:
-    """Where leaves of an array are: an existing manifest (`key`) or a planned one."""
-
-    set_name: str | None
-    manifest: int | None
-    key: str | None
-    leaves: tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why an array's leaves are where they are.
 
@@ -247,8 +250,6 @@ class Explanation:
         The set that the rule assigns.
     overflows : tuple of Overflow
         The sets it overflowed from, in order.
-    places : tuple of LeafManifest
-        Where its leaves are, in order of the manifests.
     """
 
     node_id: bytes
@@ -256,26 +257,6 @@ class Explanation:
     rule: int | None
     wanted: str
     overflows: tuple[Overflow, ...]
-    places: tuple[LeafManifest, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestPlan:
-    """The manifests to write, and those they replace.
-
-    Parameters
-    ----------
-    manifests : tuple of PlannedManifest
-        To write, set by set in the order of overflow.
-    replaced : frozenset of str
-        Keys of the base's manifests that are not in the new base.
-    explanations : tuple of Explanation
-        One for each array with a leaf here, by path.
-    """
-
-    manifests: tuple[PlannedManifest, ...]
-    replaced: frozenset[str]
-    explanations: tuple[Explanation, ...]
 
 
 @dataclass(slots=True)
@@ -312,8 +293,8 @@ def plan_manifests(
     leaves: Iterable[Part],
     base: BaseIndex = EMPTY,
     replaced: Collection[str] = (),
-) -> ManifestPlan:
-    """Place leaves into manifests.
+) -> tuple[PlannedManifest, ...]:
+    """Place leaves into manifests, set by set in the order of overflow.
 
     Parameters
     ----------
@@ -348,22 +329,39 @@ def plan_manifests(
     ...     Part(of.node_id, Box((0,), of.grid_shape), of.initialized_chunks) for of in (lat, air)
     ... ]
     >>> plan = plan_manifests(ChunkManifests(), facts, leaves)
-    >>> [(m.set_name, m.refs) for m in plan.manifests]
+    >>> [(m.set_name, m.refs) for m in plan]
     [('coordinates', 1), ('default', 40000)]
     """
-    packing = _Packing(config, facts, base, frozenset(replaced))
-    for item in _arrays(facts, leaves, base, packing.replaced):
-        packing.add(item)
+    assigned: dict[str, list[_Item]] = {one.name: [] for one in config.sets}
+    for item in _arrays(facts, leaves, base, replaced):
+        _, wanted = _wanted(config, item.facts)
+        alone = config.splitting is not None and config.split_for(item.facts.path) is not None
+        assigned[wanted.name] += item.split() if alone else [item]
+    planned: list[PlannedManifest] = []
     for one in config.ordered_sets():
-        packing.fill(one)
-    return packing.plan()
+        items = assigned[one.name]
+        if one.overflow_to is None and config.splitting is not None:
+            items = [leaf for item in items for leaf in _fitting(item, one.max_manifest_size)]
+        room = len(items)
+        if one.cardinality is not None:
+            stay = sum(ref.blob.key not in replaced for ref in base.in_set(one.name))
+            room = max(0, one.cardinality - stay)
+        if one.arrays_per_manifest is not None:
+            groups = _paired(items, one.arrays_per_manifest)[:room]
+        else:
+            groups = _packed(one, items, room)
+        planned += [_manifest(one, group) for group in groups]
+        if one.overflow_to is not None:
+            placed = {id(item) for group in groups for item in group}
+            assigned[one.overflow_to] += [item for item in items if id(item) not in placed]
+    return tuple(planned)
 
 
 def _arrays(
     facts: Mapping[bytes, ArrayFacts],
     leaves: Iterable[Part],
     base: BaseIndex,
-    replaced: frozenset[str],
+    replaced: Collection[str],
 ) -> list[_Item]:
     """One item for each array, in canonical order."""
     found: dict[bytes, list[Part]] = {}
@@ -389,113 +387,33 @@ def _corner(leaf: Part) -> tuple[Coords, Coords]:
     return leaf.box.lo, leaf.box.hi
 
 
-class _Packing:
-    """The sets, while they are filled one after another."""
+def _paired(items: Sequence[_Item], members: int) -> list[list[_Item]]:
+    """Groups of that many arrays, all leaves of an array in one."""
+    whole: dict[bytes, list[_Item]] = {}
+    for item in items:
+        whole.setdefault(item.facts.node_id, []).append(item)
+    arrays = sorted(whole.values(), key=lambda of: (of[0].facts.path, of[0].facts.node_id))
+    groups = pair([sum(item.refs for item in of) for of in arrays], members)
+    return [[item for i in group for item in arrays[i]] for group in groups]
 
-    def __init__(
-        self,
-        config: ChunkManifests,
-        facts: Mapping[bytes, ArrayFacts],
-        base: BaseIndex,
-        replaced: frozenset[str],
-    ) -> None:
-        self._config, self._facts, self._base = config, facts, base
-        self.replaced = replaced
-        self._assigned: dict[str, list[_Item]] = {one.name: [] for one in config.sets}
-        self._manifests: list[PlannedManifest] = []
-        self._chosen: dict[bytes, tuple[int | None, str]] = {}
-        self._overflows: dict[bytes, dict[Overflow, None]] = {}
-        self._places: dict[bytes, list[LeafManifest]] = {}
 
-    def add(self, item: _Item) -> None:
-        """Assign an array to the set of its rule."""
-        rule, wanted = _wanted(self._config, item.facts)
-        self._chosen[item.facts.node_id] = rule, wanted.name
-        if self._config.splitting is not None and self._config.split_for(item.facts.path):
-            self._assigned[wanted.name] += item.split()
-        else:
-            self._assigned[wanted.name].append(item)
+def _packed(one: ManifestSet, items: Sequence[_Item], room: int) -> list[list[_Item]]:
+    """Bins within the set's size; in the last set, also what exceeds every size."""
+    most = one.max_manifest_size
+    fitting = [item for item in items if most is None or item.size <= most]
+    fitting.sort(key=lambda item: (-item.refs, item.order))
+    bins = pack_into([item.refs for item in fitting], most, room)
+    alone = [item for item in items if most is not None and item.size > most]
+    return [[item] for item in alone if one.overflow_to is None] + [
+        [fitting[i] for i in members] for members in bins
+    ]
 
-    def fill(self, one: ManifestSet) -> None:
-        """Plan the manifests of a set; pass on what does not fit."""
-        items = self._assigned.pop(one.name)
-        if one.overflow_to is None and self._config.splitting is not None:
-            items = [leaf for item in items for leaf in _fitting(item, one.max_manifest_size)]
-        room = self._room(one, len(items))
-        if one.arrays_per_manifest is not None:
-            groups = self._paired(items, one.arrays_per_manifest)[:room]
-        else:
-            groups = self._packed(one, items, room)
-        for group in groups:
-            self._write(one, group)
-        placed = {id(item) for group in groups for item in group}
-        for item in items:
-            if id(item) not in placed and one.overflow_to is not None:
-                self._overflow(one, item, one.overflow_to)
 
-    def _room(self, one: ManifestSet, items: int) -> int:
-        """How many manifests can be added to the set."""
-        if one.cardinality is None:
-            return items
-        gone = sum(self._base[key].packed_for == one.name for key in self.replaced)
-        return max(0, one.cardinality - self._base.in_set(one.name) + gone)
-
-    def _paired(self, items: Sequence[_Item], members: int) -> list[list[_Item]]:
-        """Groups of that many arrays, all leaves of an array in one."""
-        whole: dict[bytes, list[_Item]] = {}
-        for item in items:
-            whole.setdefault(item.facts.node_id, []).append(item)
-        arrays = sorted(whole.values(), key=lambda of: (of[0].facts.path, of[0].facts.node_id))
-        groups = pair([sum(item.refs for item in of) for of in arrays], members)
-        return [[item for i in group for item in arrays[i]] for group in groups]
-
-    def _packed(self, one: ManifestSet, items: Sequence[_Item], room: int) -> list[list[_Item]]:
-        """Bins within the set's size; in the last set, also what exceeds every size."""
-        most = one.max_manifest_size
-        fitting = [item for item in items if most is None or item.size <= most]
-        fitting.sort(key=lambda item: (-item.refs, item.order))
-        bins = pack_into([item.refs for item in fitting], most, room)
-        alone = [item for item in items if most is not None and item.size > most]
-        return [[item] for item in alone if one.overflow_to is None] + [
-            [fitting[i] for i in members] for members in bins
-        ]
-
-    def _overflow(self, one: ManifestSet, item: _Item, target: str) -> None:
-        self._assigned[target].append(item)
-        most = one.max_manifest_size
-        if most is None or item.size <= most:
-            why = _FULL.format(most=one.cardinality)
-        else:
-            why = (_LEAF_TOO_BIG if item.one_by_one else _TOO_BIG).format(refs=item.size, most=most)
-        self._overflows.setdefault(item.facts.node_id, {})[Overflow(one.name, why)] = None
-
-    def _write(self, one: ManifestSet, group: Sequence[_Item]) -> None:
-        number = len(self._manifests)
-        by_array: dict[bytes, list[Part]] = {}
-        for item in sorted(group, key=lambda item: (item.facts.path, item.facts.node_id)):
-            by_array.setdefault(item.facts.node_id, []).extend(item.leaves)
-        leaves: list[Part] = []
-        for node_id, parts in by_array.items():
-            parts.sort(key=_corner)
-            leaves += parts
-            place = LeafManifest(one.name, number, None, tuple(parts))
-            self._places.setdefault(node_id, []).append(place)
-        self._manifests.append(PlannedManifest(one.name, tuple(leaves)))
-
-    def plan(self) -> ManifestPlan:
-        """The finished plan."""
-        explanations = (
-            Explanation(
-                node_id,
-                self._facts[node_id].path,
-                *self._chosen[node_id],
-                tuple(self._overflows.get(node_id, ())),
-                tuple(places),
-            )
-            for node_id, places in self._places.items()
-        )
-        by_path = sorted(explanations, key=lambda e: (e.path, e.node_id))
-        return ManifestPlan(tuple(self._manifests), self.replaced, tuple(by_path))
+def _manifest(one: ManifestSet, group: Sequence[_Item]) -> PlannedManifest:
+    """A manifest with the leaves of a group, array by array."""
+    leaves = [(item.facts.path, leaf) for item in group for leaf in item.leaves]
+    leaves.sort(key=lambda of: (of[0], of[1].node_id, _corner(of[1])))
+    return PlannedManifest(one.name, tuple(leaf for _, leaf in leaves))
 
 
 def _fitting(item: _Item, most: int | None) -> list[_Item]:
@@ -522,16 +440,9 @@ def explain(
     explanations = []
     for array in sorted(facts, key=lambda a: (a.path, a.node_id)):
         rule, wanted = _wanted(config, array)
-        found: dict[str, list[Part]] = {}
-        for part, key in base.leaves(array.node_id):
-            found.setdefault(key, []).append(part)
-        places = tuple(
-            LeafManifest(base[key].packed_for or None, None, key, tuple(sorted(parts, key=_corner)))
-            for key, parts in found.items()
-        )
-        sets = {place.set_name for place in places}
-        why = tuple(_passed(config, array, wanted, sets, base)) if places else ()
-        explanations.append(Explanation(array.node_id, array.path, rule, wanted.name, why, places))
+        sets = {leaf.manifest.packed_for for leaf in base.placed(array.node_id)}
+        why = tuple(_passed(config, array, wanted, sets, base)) if sets else ()
+        explanations.append(Explanation(array.node_id, array.path, rule, wanted.name, why))
     return tuple(explanations)
 
 
@@ -539,7 +450,7 @@ def _passed(
     config: ChunkManifests,
     array: ArrayFacts,
     first: ManifestSet,
-    found: Collection[str | None],
+    found: Collection[str],
     base: BaseIndex,
 ) -> Iterable[Overflow]:
     """The sets between the one an array is assigned to and those it is in, with reasons."""
@@ -550,10 +461,92 @@ def _passed(
         refs, most = base.refs(array.node_id), one.max_manifest_size
         if most is not None and refs > most and config.split_for(array.path) is None:
             yield Overflow(one.name, _TOO_BIG.format(refs=refs, most=most))
-        elif one.cardinality is not None and base.in_set(one.name) >= one.cardinality:
+        elif one.cardinality is not None and len(base.in_set(one.name)) >= one.cardinality:
             yield Overflow(one.name, _FULL.format(most=one.cardinality))
         else:
             yield Overflow(one.name, "it was packed under another configuration")
         if one.overflow_to is None:
             return
         one = by_name[one.overflow_to]
+
+
+# --- what is repacked -----------------------------------------------------------------------------
+
+
+def close(
+    config: ChunkManifests,
+    facts: Mapping[bytes, ArrayFacts],
+    base: BaseIndex,
+    due: Iterable[str],
+    cells: Mapping[bytes, IndexArray],
+    layouts: dict[bytes, Layout],
+) -> frozenset[str]:
+    """Return the keys of all manifests that have to be repacked.
+
+    Parameters
+    ----------
+    config : ChunkManifests
+        How manifests are planned.
+    facts : mapping of bytes to ArrayFacts
+        By node id; looked up only for arrays that change and arrays in the same manifests. Leaves
+        of an array that is not in it are dropped.
+    base : BaseIndex
+        The base.
+    due : iterable of str
+        Keys of the manifests with leaves that change, or of arrays that are gone.
+    cells : mapping of bytes to int64[n, ndim]
+        By node id, one chunk in each cell of the array's layout with new chunks in no leaf.
+    layouts : dict of bytes to Layout
+        The layouts of arrays with new chunks; those of others in these manifests are added.
+    """
+    found = set(due)
+    for node_id, coords in cells.items():
+        for one in map(tuple, coords.tolist()):
+            near = base.overlapping(node_id, *layouts[node_id].around(one, one))
+            found |= {leaf.key for leaf in near}
+    new: dict[str, int] = {}  # refs of the smallest new array that each set is to take
+    for node_id in cells:
+        if not base.refs(node_id):
+            refs, name = facts[node_id].initialized_chunks, _wanted(config, facts[node_id])[1].name
+            new[name] = min(refs, new.get(name, refs))
+    for one in config.sets:
+        if one.name in new and found.isdisjoint(ref.blob.key for ref in base.in_set(one.name)):
+            found |= _reopened(one, base.in_set(one.name), new[one.name])
+    left, seen = [*found], set[bytes]()
+    arrays = [*cells]
+    while left or arrays:
+        arrays += {part.node_id for part in base[left.pop()].parts} if left else ()
+        for node_id in {*arrays} - seen:
+            if node_id not in facts:
+                continue
+            if node_id not in layouts:
+                layouts[node_id] = layout_around(config, facts[node_id], base, None)
+            if layouts[node_id].together:
+                more = {leaf.key for leaf in base.placed(node_id)} - found
+                found |= more
+                left += more
+        seen |= {*arrays}
+        arrays = []
+    return frozenset(found)
+
+
+def _reopened(one: ManifestSet, there: Sequence[ManifestRef], refs: int) -> set[str]:
+    """The emptiest manifest of a set at its limit, if it has room for so many refs."""
+    if one.cardinality is None or len(there) < one.cardinality:
+        return set()
+    emptiest = min(there, key=lambda ref: sum(part.count for part in ref.parts))
+    held = sum(part.count for part in emptiest.parts)
+    arrays = len({part.node_id for part in emptiest.parts})
+    full = (one.max_manifest_size is not None and held + refs > one.max_manifest_size) or (
+        one.arrays_per_manifest is not None and arrays >= one.arrays_per_manifest
+    )
+    return set() if full else {emptiest.blob.key}
+
+
+def staying_beside(
+    base: BaseIndex, node_id: bytes, layout: Layout, old: Iterable[Box], replaced: Collection[str]
+) -> list[Box]:
+    """Boxes of leaves that are not replaced, in the cells of those of the node that are."""
+    areas = (layout.around(box.lo, box.hi) for box in old)
+    near = (leaf for area in areas for leaf in base.overlapping(node_id, *area))
+    return list({leaf.part.box: None for leaf in near if leaf.key not in replaced})

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import gt
 from typing import Final
 
 import numpy as np
@@ -27,10 +28,10 @@ from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.merge import (
     Layer,
     Overlay,
+    in_box,
     inside,
     merge_layers,
     pick,
-    rows_at,
     select,
     within,
 )
@@ -355,11 +356,12 @@ def lies_in(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
     return box.holds(coords)
 
 
-def kinds_at(table: ChunkTable, coords: IndexArray) -> npt.NDArray[np.int64]:
-    """The kind of the table's row for each coordinate; -1 where it has none."""
-    check_axes(table.box, coords.shape[1])
-    rows = rows_at(table, coords)
-    return np.where(rows >= 0, table.kind[rows], -1) if len(table) else rows
+def has_changes(overlay: Overlay, box: Box) -> bool:
+    """Whether live deltas change a chunk of the box."""
+    cut, table = overlay.truncated, overlay.table
+    if cut is not None and any(map(gt, box.hi, cut)):
+        return True
+    return table is not None and table.box.overlaps(box) and bool(in_box(table, box).any())
 
 
 def rows_in(

@@ -104,14 +104,14 @@ FAULTS = [
     Fault(
         "more-manifests-than-a-set-may-have",
         "planning/layout/packing.py",
-        "return max(0, one.cardinality - self._base.in_set(one.name) + gone)",
-        "return max(0, one.cardinality)",
+        "room = max(0, one.cardinality - stay)",
+        "room = max(0, one.cardinality)",
     ),
     Fault(
         "what-lies-together-is-parted",
-        "planning/layout/closure.py",
-        "    gathering.bring_together()\n",
-        "",
+        "planning/layout/packing.py",
+        "            if layouts[node_id].together:",
+        "            if not layouts:",
     ),
     Fault(
         "fewer-tasks-than-asked-for", "planning/scan.py", "if too_few(target):", "if not wanted:"

@@ -31,8 +31,8 @@ FAULTS = [
     ),
     Fault(
         "bounds-of-pages-count-for-chunks-that-have-changed",
-        "engine/snapshot/zones.py",
-        "return near and table is not None and bool(in_box(table, box).any())",
+        "planning/tables/live_deltas.py",
+        "return table is not None and table.box.overlaps(box) and bool(in_box(table, box).any())",
         "return False",
     ),
     Fault(
