@@ -118,7 +118,7 @@ def chunks_where(
     verdicts: list[Verdict] = []
     stored: dict[bytes, _StoredChunks] = {}
     for node, comparisons in of_data.values():
-        pruner = _Pruner(array, node, region, known[node.node_id], comparisons, match)
+        pruner = _Pruner(array, node, region, known, comparisons, match)
         here, judged = pruner.judge(alone=len(nodes) == 1)
         absent = region.size - len(here.index) - sum(box.size for box, _ in here.unread)
         for number, verdict in enumerate(judged):
@@ -469,7 +469,7 @@ class _Pruner:
     region : Box
         The chunks to judge.
     zones : KnownZones
-        Its zone map.
+        The zone maps.
     comparisons : sequence of Comparison
         What must hold.
     match : callable
@@ -492,7 +492,7 @@ class _Pruner:
         if meaning.measurable:
             fill = self._fill()
             self._unwritten = [bool(match(comparison, fill)[0]) for comparison in comparisons]
-        pages = zones.pages
+        pages = zones.pages(node.node_id)
         usable = pages is not None and meaning.measurable and pages.meaning == meaning.digest
         self._listed = pages if usable else None
         self._pages: tuple[ZonePage, ...] = () if self._listed is None else self._listed.pages
@@ -536,7 +536,7 @@ class _Pruner:
             return PagedLeaves(), self._array.chunks(self._node, region)
 
         def find() -> tuple[PagedLeaves, ChunkTable | None]:
-            paged = paged_leaves(contents.view, node_id, region, self._zones)
+            paged = paged_leaves(contents.view, node_id, region, self._pages)
             return paged, contents.view.chunks_in(node_id, region, without=paged.boxes)
 
         return contents.guarded(find)
@@ -590,7 +590,8 @@ class _Pruner:
         with contents.lock:
             recorded = list(contents.changes.zones_of(self._node.node_id))
         rows, bounds = [], []
-        for zones in (*self._zones.recent, *recorded, *paged):
+        recent = self._zones.recent_of(self._node.node_id, table.box)
+        for zones in (*recent, *recorded, *paged):
             if zones.meaning != self._meaning.digest:
                 continue
             counts = valid(zones, table)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from zarr_manifests.config import Config
-from zarr_manifests.format.manifest import Part
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import ArrayFacts, cut, layout_of
 from zarr_manifests.planning.layout.packing import PlannedManifest, plan_manifests
@@ -92,8 +91,7 @@ def planned(
     leaves = []
     for of in facts:
         grid = Box((0,) * len(of.grid_shape), of.grid_shape)
-        cuts = cut(grid.unravel(np.arange(grid.size)), layout_of(config, of))
-        leaves += [Part(of.node_id, leaf.box, len(leaf.rows)) for leaf in cuts]
+        leaves += cut(of.node_id, grid.unravel(np.arange(grid.size)), layout_of(config, of))
     return facts, plan_manifests(config, {of.node_id: of for of in facts}, leaves)
 
 

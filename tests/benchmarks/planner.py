@@ -93,9 +93,9 @@ def plan_all(
     cells = {} if due else {node_id: coords[:1] for node_id, coords in chunks.items()}
     replaced = close(config, facts, base, due, cells, layouts)
     leaves = [
-        Part(node_id, leaf.box, len(leaf.rows))
+        leaf
         for node_id, coords in chunks.items()
-        for leaf in cut(coords, layouts[node_id])
+        for leaf in cut(node_id, coords, layouts[node_id])
     ]
     return plan_manifests(config, facts, leaves, base, replaced)
 
@@ -112,7 +112,7 @@ def many_arrays() -> None:
     plan, fresh = timed(lambda: plan_all(facts, given))
     base, indexed = timed(lambda: as_base(plan))
     again, anew = timed(lambda: plan_all(facts, given, base))
-    _, explained = timed(lambda: explain(ChunkManifests(), facts.values(), base))
+    _, explained = timed(lambda: [explain(ChunkManifests(), of, base) for of in facts.values()])
     assert [m.leaves for m in again] == [m.leaves for m in plan]
     print(f"{len(facts):,} arrays, {chunks:,} chunks, {len(plan)} manifests")
     print(f"  placing leaves                       {alone:6.2f} s")
@@ -143,8 +143,7 @@ def one_leaf(leaves: int) -> tuple[Callable[[], None], str]:
         replaced = close(config, facts, base, [leaf.key], {}, {node_id: layout})
         box = leaf.part.box
         staying = staying_beside(base, node_id, layout, [box], replaced)
-        cuts = cut(box.unravel(np.arange(leaf.part.count)), layout, [box], staying)
-        new = [Part(node_id, one.box, len(one.rows)) for one in cuts]
+        new = cut(node_id, box.unravel(np.arange(leaf.part.count)), layout, [box], staying)
         assert len(plan_manifests(config, facts, new, base, replaced)) == 1
 
     run()
@@ -233,7 +232,7 @@ def one_commit() -> None:
 def one_big_array() -> None:
     facts = ArrayFacts(bytes(12), "/air", (10_000, 20, 50), 10_000_000)
     coords = coords_of(facts.grid_shape)
-    leaves, seconds = timed(lambda: cut(coords, layout_of(ChunkManifests(), facts)))
+    leaves, seconds = timed(lambda: cut(bytes(12), coords, layout_of(ChunkManifests(), facts)))
     print(f"cutting 10 M chunks of one array into {len(leaves)}   {seconds:6.2f} s")
 
 

@@ -13,11 +13,12 @@ from in_order import in_order
 from inside import context_of
 from zarr_manifests import Repository, Session
 from zarr_manifests.engine.edit.chunk_statistics import record_zones
-from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
-from zarr_manifests.format.zone_maps import Bounds, ZoneTable
+from zarr_manifests.engine.snapshot.zones import zones_of
+from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.zones.meaning import Meaning, valid
 from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.selecting import meta_of
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 
@@ -92,14 +93,11 @@ def counting(
     session = of or repository.readonly_session(branch)
     contents, context = contents_of(session.store), context_of(repository)
     node = contents.array_at(path)
-    known = zones_of(context, contents.view, [node.node_id], branch)[node.node_id]
-    tables: list[ZoneTable] = [*known.recent]
-    if known.pages is not None:
-        tables += read_pages(context, known.pages, range(len(known.pages.pages))).values()
+    known = zones_of(context, contents.view, [node.node_id], branch)
     chunks, digest = contents.chunks(node), Meaning.of(node.documents).digest
     array = zarr.open_array(session.store, path=path, mode="r")
     found: dict[Coords, tuple[float, float]] = {}
-    for zones in tables:
+    for zones in known.near(node.node_id, meta_of(node).grid):
         if zones.meaning == digest:
             for row in np.flatnonzero(valid(zones, chunks)).tolist():
                 coords = tuple(zones.coords()[row].tolist())

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final
@@ -25,7 +26,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    InvalidArgumentError,
+    UnsupportedFormatError,
+)
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
 from zarr_manifests.format.envelope import (
@@ -49,6 +54,12 @@ _DTYPES: Final = re.compile(
     r"[<|]([fiu][1248]|b1|[Mm]8(\[\d{0,9}[a-z]{1,2}\])?|S[1-9]\d{0,3})", re.IGNORECASE
 )
 
+_UNREADABLE: Final = (
+    CorruptObjectError,
+    UnsupportedFormatError,
+    InvalidArgumentError,
+    OverflowError,
+)
 _COLUMNS: Final = ("low", "high", "bounded", "missing", "nan", "cells")
 
 type _Codes = npt.NDArray[np.uint64]
@@ -360,37 +371,29 @@ class Zones(MetadataObject):
         """Zone maps by node id."""
         return cls(tuple((node, len(table), table.pack()) for node, table in tables))
 
-    @property
-    def nodes(self) -> frozenset[bytes]:
-        """Ids of the nodes with entries."""
-        return frozenset(node for node, _, _ in self.packed)
+    def of_node(self, node_id: bytes, box: Box | None = None) -> Iterator[ZoneTable]:
+        """The zone maps of a node, oldest first; decoded one at a time.
 
-    def of_node(self, node_id: bytes) -> list[ZoneTable]:
-        """The zone maps of one node, oldest first."""
-        return [self.at(i) for i, (node, _, _) in enumerate(self.packed) if node == node_id]
+        Those that cannot be read are left out, and, with a box, those without entries in it.
+        """
+        for position, (node, _, _) in enumerate(self.packed):
+            table = self.at(position, box) if node == node_id else None
+            if table is not None:
+                yield table
 
-    def near(self, node_id: bytes, box: Box) -> Iterator[ZoneTable]:
-        """The zone maps of a node that may have entries in the box, decoded one at a time."""
-        for position, (node, _, packed) in enumerate(self.packed):
-            if node == node_id:
-                within, _ = ZoneTable.head(packed)
-                if within.overlaps(box) or not box.ndim:
-                    yield self.at(position)
-
-    def at(self, position: int) -> ZoneTable:
+    def at(self, position: int, box: Box | None = None) -> ZoneTable | None:
         """The zone map at a position.
 
-        Raises
-        ------
-        CorruptObjectError
-            If there is none, or it has another number of entries than its object says.
+        None if there is none, if it cannot be read, or if it has no entries in the box.
         """
         if not position < len(self.packed):
-            raise CorruptObjectError(f"there is no zone map {position} of {len(self.packed)}")
+            return None
         _, n, packed = self.packed[position]
-        if Fields(unpack(packed), "zones").table("bounds").get("n") != n:
-            raise CorruptObjectError("a zone map has another number of entries than it should")
-        return ZoneTable.parse(packed)
+        with suppress(*_UNREADABLE):
+            within, count = ZoneTable.head(packed)
+            if count == n and (box is None or within.overlaps(box)):
+                return ZoneTable.parse(packed)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,13 +466,12 @@ class ZonePages(MetadataObject):
         if len(self.meaning) != MEANING_BYTES or not alike:
             raise CorruptObjectError("the pages of a zone map contradict their bounds")
 
-    def near(self, box: Box) -> list[ZonePage]:
-        """The pages that may have entries of chunks in the box."""
+    def near(self, box: Box) -> list[int]:
+        """The positions of the pages that may have entries of chunks in the box."""
         lo, hi = self._corners
         if lo.shape[1] != box.ndim:
             return []
-        found = ((lo < box.hi) & (hi > box.lo)).all(axis=1)
-        return [self.pages[at] for at in found.nonzero()[0].tolist()]
+        return np.flatnonzero(((lo < box.hi) & (hi > box.lo)).all(axis=1)).tolist()
 
     @cached_property
     def _corners(self) -> tuple[IndexArray, IndexArray]:

@@ -131,8 +131,8 @@ class Model:
                 if one in new.get(node_id, ()) or any(one in box for box in old)
             ]
             staying = staying_beside(base, node_id, layout, old, replaced)
-            cuts = cut(np.array(inside, np.int64).reshape(-1, 2), layout, old, staying)
-            parts += [Part(node_id, one.box, len(one.rows)) for one in cuts]
+            coords = np.array(inside, np.int64).reshape(-1, 2)
+            parts += cut(node_id, coords, layout, old, staying)
         plan = plan_manifests(config, facts, parts, base, replaced)
         check_plan(config, plan, base, replaced)
         self.refs = [ref for ref in self.refs if ref.blob.key not in replaced]
@@ -289,9 +289,9 @@ def facts_of(**chunks: int) -> dict[bytes, ArrayFacts]:
 
 def full(config: ChunkManifests, facts: dict[bytes, ArrayFacts]) -> list[Part]:
     return [
-        Part(of.node_id, leaf.box, len(leaf.rows))
+        leaf
         for of in facts.values()
-        for leaf in cut(np.arange(of.metadata_chunks)[:, None], layout_of(config, of))
+        for leaf in cut(of.node_id, np.arange(of.metadata_chunks)[:, None], layout_of(config, of))
     ]
 
 
@@ -309,13 +309,11 @@ def test_explaining_a_base() -> None:
     ]
     base = BaseIndex(refs)
     config = ChunkManifests(sets=DEFAULT.sets, rules=(Rule("coordinates"),))
-    found = {e.path: e for e in explain(config, reversed(facts.values()), base)}
-    assert list(found) == ["/a", "/b", "/c", "/d", "/empty"]
-    assert found["/a"].overflows == found["/empty"].overflows == ()
-    assert "60,000" in found["/b"].overflows[0].why
-    assert found["/c"].overflows == (
-        Overflow("coordinates", "the set has its 1 manifests already"),
-    )
+    passed = {of.path: explain(config, of, base)[2] for of in facts.values()}
+    assert passed["/a"] == passed["/empty"] == ()
+    assert "60,000" in passed["/b"][0].why
+    assert passed["/c"] == (Overflow("coordinates", "the set has its 1 manifests already"),)
+    assert [one.set_name for one in passed["/d"]] == ["coordinates", "default"]
 
 
 def test_a_full_set_takes_no_manifest_beside_those_that_stay() -> None:

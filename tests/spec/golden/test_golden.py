@@ -141,10 +141,10 @@ def zones_of_package(repo: zm.Repository, branch: str) -> dict[str, Any]:
     for path, node in contents.view.nodes.items():
         if node.array is None:
             continue
-        known = zones_of(context, contents.view, [node.node_id], branch)[node.node_id]
-        tables = [*known.recent]
-        if known.pages is not None:
-            tables += read_pages(context, known.pages, range(len(known.pages.pages))).values()
+        known = zones_of(context, contents.view, [node.node_id], branch)
+        tables, pages = [*known.recent_of(node.node_id)], known.pages(node.node_id)
+        if pages is not None:
+            tables += read_pages(context, pages, range(len(pages.pages))).values()
         for zones in tables:
             for row in np.flatnonzero(valid(zones, contents.chunks(node))).tolist():
                 key = node.array.chunk_keys.encode(tuple(zones.coords()[row].tolist()))

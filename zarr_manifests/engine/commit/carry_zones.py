@@ -8,7 +8,6 @@ compare addresses; it keeps useless entries from being stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -18,7 +17,7 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
 from zarr_manifests.engine.objects.spill import Rows
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.errors import CorruptObjectError, StorageError, UnsupportedFormatError
+from zarr_manifests.engine.snapshot.zones import KnownZones
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.columns import MAX_ROWS
 from zarr_manifests.format.snapshot import Snapshot
@@ -89,9 +88,8 @@ def take_zones(context: ReadContext, changes: ChangeSet, snapshot: Snapshot) -> 
     entry = snapshot.deltas[-1] if snapshot.deltas else None
     if entry is None or entry.zones is None or entry.log.key != snapshot.log.key:
         return
-    with suppress(CorruptObjectError, UnsupportedFormatError, StorageError):
-        zones = context.objects.load(entry.zones, Zones)
-        changes.take_zones({node: tuple(zones.of_node(node)) for node in changes.touched()})
+    known = KnownZones.of(context, [entry])
+    changes.take_zones({node: tuple(known.recent_of(node)) for node in changes.touched()})
 
 
 def moved(changes: ChangeSet, node_id: bytes, axis: int, first: int, steps: int) -> None:

@@ -18,10 +18,8 @@ applied to any older state, a run has the same effect as its entries one after t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from zarr_manifests.engine.commit.carry_zones import zones_upload
@@ -48,7 +46,7 @@ from zarr_manifests.engine.compact.write_leaves import (
     Written,
     write_in_tasks,
 )
-from zarr_manifests.engine.compact.zone_index import LeafZones, load_zones, with_zones
+from zarr_manifests.engine.compact.zone_index import with_zones
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, Wanted, tallied_reads
 from zarr_manifests.engine.root.epochs import claim_compaction, overtaken
@@ -63,7 +61,7 @@ from zarr_manifests.engine.snapshot.totals import (
     sums_after,
 )
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import UNUSABLE, index_directory
+from zarr_manifests.engine.snapshot.zones import KnownZones
 from zarr_manifests.errors import ConflictError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
@@ -72,7 +70,6 @@ from zarr_manifests.format.nodes import Base, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COMPACTOR, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
-from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 from zarr_manifests.planning.layout.leaves import BaseIndex
@@ -346,10 +343,10 @@ class _Work:
     def _writer(self) -> WriteLeaves:
         """Writes the new manifests: here, or in the tasks of `run`."""
         context, heap, keys = self._context, self._heap, self._keys
-        pages = index_directory(context, self._root.branches[self._branch].index).zones
+        index = self._root.branches[self._branch].index
         if self._run is not None:
-            return write_in_tasks(context, heap, keys, pages, self._run, self._tell)
-        zones = LeafZones.of(context, self._view, pages)
+            return write_in_tasks(context, heap, keys, index, self._run, self._tell)
+        zones = KnownZones.of(context, self._view.snapshot.deltas, index)
         return LeavesHere(context, heap, keys, self._facts, zones, self._tell).write
 
     def _tell(self, refs: int) -> None:
@@ -463,24 +460,13 @@ def roll_up(
     )
     first, last = entries[0].first, entries[-1].last
     entry = DeltaEntry.of(uploads[-1].ref, run, last, coordinates, first=first)
-    zones = zones_upload(_zones(context, entries, parts.keys()), parts, keys)
+    known = KnownZones.of(context, entries)
+    own = {node_id: [*known.recent_of(node_id)] for node_id in parts}
+    zones = zones_upload(own, parts, keys)
     uploads += [] if zones is None else [zones]
     at = None if zones is None else zones.ref
     counts = merged_counts(entries, view.base_sequence, alive)
     return replace(entry, counts=counts, zones=at), uploads
-
-
-def _zones(
-    context: ReadContext, entries: Sequence[DeltaEntry], node_ids: Set[bytes]
-) -> dict[bytes, list[ZoneTable]]:
-    """The zone maps of these nodes, as far as they can be read, by node."""
-    refs = [entry.zones for entry in entries if entry.zones is not None]
-    found: dict[bytes, list[ZoneTable]] = {}
-    for zones in context.runtime.parallel([partial(load_zones, context, ref) for ref in refs]):
-        for node_id in zones.nodes & node_ids:
-            with suppress(*UNUSABLE):
-                found.setdefault(node_id, []).extend(zones.of_node(node_id))
-    return found
 
 
 def _layers(entries: Sequence[DeltaEntry], loaded: Mapping[str, Any]) -> dict[bytes, list[Layer]]:

@@ -22,11 +22,9 @@ import numpy.typing as npt
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.engine.compact.zone_index import (
-    LeafPages,
     LeafZones,
-    NewPages,
+    add_pages,
     add_to_index,
-    leaf_pages,
     write_pages,
 )
 from zarr_manifests.engine.edit.bulk_chunks import stream_table
@@ -38,11 +36,10 @@ from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import index_directory
+from zarr_manifests.engine.snapshot.zones import KnownZones
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.zone_maps import Bounds, ZoneTable
+from zarr_manifests.format.zone_maps import Bounds, ZonePages, ZoneTable
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
@@ -150,7 +147,7 @@ class _Due:
 
     leaf: PlacedLeaf | None
     table: ChunkTable
-    known: list[ZoneTable]
+    known: ZoneTable | None
     missing: ChunkTable | None
 
 
@@ -176,9 +173,9 @@ class _Measuring:
     context: Context
     contents: SessionView
     keys: SessionKeys
-    zones: LeafZones
+    zones: KnownZones
     run: Run | None = None
-    new: dict[bytes, NewPages] = field(default_factory=dict)
+    new: dict[bytes, ZonePages] = field(default_factory=dict)
     done: int = 0
     expected: int = 0
 
@@ -197,28 +194,26 @@ class _Measuring:
             return StatisticsReport(path, 0, 0, 0, array)
         chunks = known = measured = 0
         beside: list[ZoneTable] = []  # of chunks that no leaf has
-        some_new = False
         most = 0 if self.run is None else _GATHERED  # for tasks, work for all of them
         for some in parts(self._due(array), lambda due: len(due.table), most):
             for due, fresh in zip(some, self._fresh(array, some), strict=True):
                 missing = 0 if due.missing is None else len(due.missing)
                 chunks, known = chunks + len(due.table), known + len(due.table) - missing
-                entries = [*due.known, *fresh]
                 measured += sum(map(len, fresh))
+                entries = [*fresh, *([] if due.known is None else [due.known])]
                 if due.leaf is None:
-                    some_new |= bool(fresh)
                     beside += entries
                     continue
                 (table,) = view.leaves(node_id, due.leaf.part.box.__eq__)
                 if fresh:
-                    blob = due.leaf.manifest.blob
-                    some_new |= self._put_leaf(array, table, blob, merged(fresh))
-                newer = [taken(zones, ~valid(zones, table)) for zones in entries]
-                beside += [zones for zones in newer if zones is not None]
-        if some_new and beside:
-            pages = [(page, False) for page in in_pages(merged(beside))]
-            self._write([(node_id, None, page.box, [(page, done)]) for page, done in pages])
-            self.new[node_id].replaces_loose = True
+                    zones = self.zones.counting(node, table, fresh)
+                    if zones is not None:
+                        blob, complete = due.leaf.manifest.blob, len(zones) == len(table)
+                        self._write([(node_id, blob, zones, complete)])
+                newer = (taken(one, ~valid(one, table)) for one in entries)
+                beside += [one for one in newer if one is not None]
+        if measured and beside:
+            self._write([(node_id, None, page, False) for page in in_pages(merged(beside))])
         return StatisticsReport(path, chunks, known, measured)
 
     def _due(self, array: _MeasuredArray) -> Iterator[_Due]:
@@ -233,10 +228,10 @@ class _Measuring:
             yield self._looked_up(array, None, table)
 
     def _looked_up(self, array: _MeasuredArray, leaf: PlacedLeaf | None, table: ChunkTable) -> _Due:
-        known = [zones for zones, _ in self.zones.of_leaf(array.node, table)]
+        known = self.zones.counting(array.node, table)
         missing = np.ones(len(table), np.bool_)
-        for zones in known:
-            missing[rows_at(table, zones.coords())] = False
+        if known is not None:
+            missing[rows_at(table, known.coords())] = False
         if not missing.all():
             self.expected -= len(table) - int(missing.sum())
             expect("measuring", max(self.expected, 0))
@@ -272,22 +267,9 @@ class _Measuring:
         self.done += count
         tell("measuring", self.done)
 
-    def _put_leaf(
-        self, array: _MeasuredArray, table: ChunkTable, blob: BlobRef, fresh: ZoneTable
-    ) -> bool:
-        """Make the pages of a leaf; whether some of the new entries are not of its chunks."""
-        here = valid(fresh, table)
-        mine = taken(fresh, here)
-        if mine is not None:
-            old = [zones for zones, _ in self.zones.of_leaf(array.node, table)]
-            pages = leaf_pages([*old, mine], table)
-            self._write([(array.node.node_id, blob, table.box, pages)])
-        return not here.all()
-
-    def _write(self, leaves: Sequence[LeafPages]) -> None:
-        made = write_pages(self.context, self.keys, leaves, self.zones.pages)
-        for node_id, pages in made.items():
-            self.new.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
+    def _write(self, leaves: Sequence[LeafZones]) -> None:
+        for node_id, pages in write_pages(self.context, self.keys, leaves).items():
+            add_pages(self.new, node_id, pages)
 
 
 def _measured(
@@ -354,7 +336,7 @@ def _compute(
     tip = context.roots.branch(root, branch)
     view = context.open_branch(tip)
     contents, keys = SessionView(context, view), SessionKeys(root.version, context.runtime)
-    zones = LeafZones.of(context, view, index_directory(context, tip.index).zones)
+    zones = KnownZones.of(context, view.snapshot.deltas, tip.index)
     work = _Measuring(context, contents, keys, zones, run)
     nodes = [node for _, node in sorted(view.nodes.items()) if node.array is not None]
     if paths is not None:

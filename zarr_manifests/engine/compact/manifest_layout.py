@@ -137,16 +137,14 @@ def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
         for ref in manifests
     ]
     arrays = []
-    for one in explain(config.chunk_manifests, facts.values(), index):
+    for one in sorted(facts.values(), key=lambda array: (array.path, array.node_id)):
         leaves = tuple(
             LeafPlace(leaf.part.box.lo, leaf.part.box.hi, leaf.part.count, numbers[leaf.key])
             for leaf in index.placed(one.node_id)
         )
+        found = explain(config.chunk_manifests, one, index)
         rows = pending.get(one.node_id, 0)
-        is_coordinate = facts[one.node_id].is_coordinate
-        arrays.append(
-            ArrayPlace(one.path, one.rule, one.wanted, one.overflows, leaves, rows, is_coordinate)
-        )
+        arrays.append(ArrayPlace(one.path, *found, leaves, rows, one.is_coordinate))
     return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays))
 
 

@@ -16,7 +16,7 @@ base itself is written whole if it is small, else the pages of it that have chan
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,7 +66,7 @@ class Pending:
 
     Parameters
     ----------
-    leaves : Counter of Box
+    leaves : dict of Box to float
         Pending refs by the leaf's box.
     new : float
         Pending refs in cells without a leaf.
@@ -74,7 +74,7 @@ class Pending:
         Whether some may be outside all leaves.
     """
 
-    leaves: Counter[Box] = field(default_factory=Counter)
+    leaves: defaultdict[Box, float] = field(default_factory=lambda: defaultdict(float))
     new: float = 0.0
     outside: bool = False
 
@@ -132,7 +132,7 @@ def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: floa
 
     Counted per manifest, since all its leaves are rewritten together.
     """
-    sums = Counter[str]()
+    sums = defaultdict[str, float](float)
     for node_id, mine in pending.items():
         for leaf in base.placed(node_id):
             sums[leaf.key] += mine.leaves[leaf.part.box]
@@ -269,13 +269,13 @@ def _cut(
         boxes = [leaf.part.box for leaf in near]
         staying = staying_beside(base, node_id, layout, boxes, replaced)
         while len(coords):
-            cuts = cut(coords, layout, boxes, staying)
+            parts = cut(node_id, coords, layout, boxes, staying)
             # Inside a leaf, a reader ignores everything older than the leaf.
             whole = merge is not None and merge.whole
-            inside = () if whole else (_inside(pending, one.box) for one in cuts)
+            inside = () if whole else (_inside(pending, part.box) for part in parts)
             more = _joined(coords, *inside)
             if len(more) == len(coords):
-                yield from (Part(node_id, one.box, len(one.rows)) for one in cuts)
+                yield from parts
                 break
             coords = more
 

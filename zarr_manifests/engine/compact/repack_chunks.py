@@ -27,14 +27,13 @@ from typing import Final
 from zarr_manifests.engine.commit.carry_zones import upload_of
 from zarr_manifests.engine.commit.landing import NextVersion, encoded_delta, land, rewritten
 from zarr_manifests.engine.compact.compaction import compact_branch
-from zarr_manifests.engine.compact.zone_index import LeafZones
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, create_own
 from zarr_manifests.engine.root.epochs import fenced, overtaken
 from zarr_manifests.engine.root.roots import RootAt, opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import index_directory
+from zarr_manifests.engine.snapshot.zones import KnownZones
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
@@ -342,10 +341,11 @@ class _Repacking:
         tip = root.branches.get(self.branch)
         if tip is None:
             return []
-        known = LeafZones.of(self.context, view, index_directory(self.context, tip.index).zones)
+        known = KnownZones.of(self.context, view.snapshot.deltas, tip.index)
         found = []
         for node_id, old, new in moved:
-            for zones, _ in known.of_leaf(view.by_id[node_id], old):
+            zones = known.counting(view.by_id[node_id], old)
+            if zones is not None:
                 moves = rows_at(new, zones.coords()) >= 0
                 chunks = pick(new, zones.coords()[moves])
                 again = zones_of_chunks(zones.meaning, chunks, zones.bounds.take(moves))

@@ -8,7 +8,7 @@ that runs twice leaves garbage and changes nothing; a manifest is written by one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.compact.zone_index import LeafZones, NewPages, write_pages
+from zarr_manifests.engine.compact.zone_index import add_pages, write_pages
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
@@ -25,11 +25,15 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import tallied_reads
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.snapshot.zones import KnownZones
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.zone_maps import ZoneTable
+from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.format.zone_maps import ZonePages, ZoneTable
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf
 from zarr_manifests.planning.layout.packing import PlannedManifest
 from zarr_manifests.planning.tables.live_deltas import Stack
@@ -52,7 +56,7 @@ class Written:
         Pointers to them.
     copies : dict of str to bytes
         The small ones with coordinates, by key.
-    zones : dict of bytes to NewPages
+    zones : dict of bytes to ZonePages
         Pages of zone maps of the leaves, by node; written.
     bytes_read : int
         Bytes that other processes have read for that.
@@ -60,7 +64,7 @@ class Written:
 
     manifests: list[ManifestRef] = field(default_factory=list)
     copies: dict[str, bytes] = field(default_factory=dict)
-    zones: dict[bytes, NewPages] = field(default_factory=dict)
+    zones: dict[bytes, ZonePages] = field(default_factory=dict)
     bytes_read: int = 0
 
     def add(self, more: Written) -> None:
@@ -69,7 +73,7 @@ class Written:
         self.copies |= more.copies
         self.bytes_read += more.bytes_read
         for node_id, pages in more.zones.items():
-            self.zones.setdefault(node_id, NewPages(pages.meaning, pages.before)).add(pages)
+            add_pages(self.zones, node_id, pages)
 
 
 type WriteLeaves = Callable[[Sequence[PlannedManifest]], Written]
@@ -80,13 +84,13 @@ def write_in_tasks(
     context: Context,
     heap: Heap,
     keys: SessionKeys,
-    pages: Mapping[bytes, BlobRef],
+    index: BlobRef | None,
     run: Run,
     tell: Callable[[int], None],
 ) -> WriteLeaves:
     """Writes manifests in other processes, about `_TASK_REFS` refs in a task."""
     state = freeze_reader(SessionView(context, heap.view))
-    task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), dict(pages))
+    task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), index)
 
     def write(planned: Sequence[PlannedManifest]) -> Written:
         jobs = [_job(heap.base, some) for some in parts(planned, _REFS, _TASK_REFS)]
@@ -120,7 +124,7 @@ class _LeafTask:
     """What tasks read, and under whose name they write; can be pickled."""
 
     state: ForkState
-    pages: Mapping[bytes, BlobRef]
+    index: BlobRef | None
 
     def write(self, job: _LeafJob) -> Written:
         """Write the manifests of a job, and everything that belongs to them."""
@@ -131,12 +135,24 @@ class _LeafTask:
         leaves = [leaf for one in job.planned for leaf in one.leaves]
         nodes: dict[bytes, Node] = {leaf.node_id: view.by_id[leaf.node_id] for leaf in leaves}
         with tallied_reads() as read:
-            zones = LeafZones.of(context, view, self.pages, leaves)
+            zones = KnownZones.of(context, _near(view, leaves), self.index)
             heap = Heap(view, BaseIndex(job.near), (), context.meter)
             here = LeavesHere(context, heap, keys, NodeFacts(nodes, {}), zones)
             written = here.write(job.planned)
         written.bytes_read = sum(read)
         return written
+
+
+def _near(view: SnapshotView, leaves: Sequence[Part]) -> list[DeltaEntry]:
+    """The live deltas and runs with tables that overlap these leaves."""
+    boxes: dict[bytes, list[Box]] = {}
+    for leaf in leaves:
+        boxes.setdefault(leaf.node_id, []).append(leaf.box)
+    return [
+        entry
+        for entry in view.snapshot.deltas
+        if any(p.box.overlaps(box) for p in entry.parts() for box in boxes.get(p.node_id, ()))
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +162,7 @@ class _Leaf:
     part: Part
     data: bytes
     stored_bytes: int
-    zones: list[tuple[ZoneTable, bool]]
+    zones: ZoneTable | None
 
 
 class LeavesHere:
@@ -158,7 +174,7 @@ class LeavesHere:
         heap: Heap,
         keys: SessionKeys,
         facts: NodeFacts,
-        zones: LeafZones,
+        zones: KnownZones,
         tell: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._context, self._heap, self._keys = context, heap, keys
@@ -179,8 +195,12 @@ class LeavesHere:
                 for i in full
             ]
             for i, (ref, copy) in zip(full, self._context.runtime.parallel(calls), strict=True):
-                own = ((one.part.node_id, ref.blob, one.part.box, one.zones) for one in made.pop(i))
-                zones = write_pages(self._context, self._keys, own, self._zones.pages)
+                own = [
+                    (one.part.node_id, ref.blob, one.zones, len(one.zones) == one.part.count)
+                    for one in made.pop(i)
+                    if one.zones is not None
+                ]
+                zones = write_pages(self._context, self._keys, own)
                 copies = {ref.blob.key: copy} if copy else {}
                 result.add(Written([ref], copies, zones))
             self._tell(sum(leaf.count for _, leaf in batch))
@@ -190,8 +210,8 @@ class LeavesHere:
         """Merge and encode these leaves."""
         near = [self._heap.base.placed_in(leaf.node_id, leaf.box) for leaf in batch]
         stacks: list[Stack] = []
-        for node_id, some in groupby(batch, lambda leaf: leaf.node_id):
-            stacks += self._heap.within(node_id, [leaf.box for leaf in some])
+        for node_id, leaves in groupby(batch, lambda leaf: leaf.node_id):
+            stacks += self._heap.within(node_id, [leaf.box for leaf in leaves])
         tables = leaf_tables(self._context, self._heap, [old for some in near for old in some])
         calls = []
         for leaf, stack, some in zip(batch, stacks, near, strict=True):
@@ -220,7 +240,7 @@ class LeavesHere:
         assert len(table) == leaf.count  # as `_cut` counted them
         table = take(table, np.arange(len(table)), box)
         part, data = Manifest.of([(leaf.node_id, table)]).parts[0]
-        zones = self._zones.of_leaf(self._heap.view.by_id[leaf.node_id], table)
+        zones = self._zones.counting(self._heap.view.by_id[leaf.node_id], table)
         return _Leaf(part, data, int(table.length.sum()), zones)
 
     def _upload(

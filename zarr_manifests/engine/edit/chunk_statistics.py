@@ -37,7 +37,7 @@ from zarr_manifests.engine.history.differences import delta_of, tables_of
 from zarr_manifests.engine.root.roots import is_missing
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.totals import amounts_of
-from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
+from zarr_manifests.engine.snapshot.zones import zones_of
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, MissingChunkError
 from zarr_manifests.format.chunk_table import ChunkTable, StoredRef, Unset
 from zarr_manifests.format.columns import Column
@@ -45,13 +45,12 @@ from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.format.zone_maps import Bounds, ZoneTable
+from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.picturing import ChunkMap, Folding
-from zarr_manifests.planning.tables.merge import rows_at
 from zarr_manifests.planning.tables.regions import Bounds as AxisBounds
 from zarr_manifests.planning.tables.sums import NOTHING
-from zarr_manifests.planning.zones.meaning import Meaning, valid, zones_of_chunks
+from zarr_manifests.planning.zones.meaning import Meaning, zones_of_chunks
 
 _SLAB_CHUNKS: Final = 1 << 18
 _MOST_COMMITS: Final = 1000
@@ -103,30 +102,17 @@ def chunk_statistics(
     node, table = find_chunks(contents, path, box, cells)
     meaning = Meaning.of(node.documents)
     assert node.array is not None
-    bounds: list[Bounds] = []
-    rows: list[npt.NDArray[np.int64]] = []
+    zones = None
     if table is not None and meaning.measurable:
-        known = np.zeros(len(table), np.bool_)
-        for zones in _zones(contents, node.node_id, meaning.digest, table.box, branch):
-            kind = zones.bounds.low.dtype
-            if kind != meaning.dtype and not (kind.kind == "S" and meaning.dtype.kind in "SU"):
-                continue
-            counts = np.flatnonzero(valid(zones, table))
-            at = rows_at(table, zones.coords()[counts])
-            new = ~known[at]
-            known[at] = True
-            if new.any():
-                rows.append(at[new])
-                bounds.append(zones.bounds.take(counts[new]))
-    if table is None or not rows:
+        known = zones_of(contents.context, contents.view, [node.node_id], branch)
+        zones = known.counting(node, table, contents.changes.zones_of(node.node_id))
+    if zones is None:
         kind = np.dtype("S1") if meaning.dtype.kind in "UV" else meaning.dtype
         nothing, none = np.empty(0, kind), np.empty(0, np.int64)
         coords = np.empty((0, len(node.array.shape)), np.int64)
         found = Bounds(nothing, nothing, none == 0, none, none, none)
     else:
-        joined = np.concatenate(rows)
-        order = joined.argsort()
-        coords, found = table.coords()[joined[order]], Bounds.joined(bounds).take(order)
+        coords, found = zones.coords(), zones.bounds
     return ChunkStatistics(
         f"/{node.path}",
         coords,
@@ -137,20 +123,6 @@ def chunk_statistics(
         found.nan,
         found.cells,
     )
-
-
-def _zones(
-    contents: SessionView, node_id: bytes, meaning: bytes, box: Box, branch: str | None
-) -> Iterator[ZoneTable]:
-    """The entries with that meaning that can lie in the box: uncommitted, recent and paged ones."""
-    known = zones_of(contents.context, contents.view, [node_id], branch)[node_id]
-    for zones in (*contents.changes.zones_of(node_id), *known.recent):
-        if zones.meaning == meaning:
-            yield zones
-    pages = known.pages
-    if pages is not None and pages.meaning == meaning:
-        due = [i for i, page in enumerate(pages.pages) if page.box.overlaps(box)]
-        yield from read_pages(contents.context, pages, due).values()
 
 
 def record_zones(

@@ -486,7 +486,7 @@ class PagedIndex(BaseIndex):
         """The number of refs in all leaves of the node."""
         return self._at(node_id).refs(node_id)
 
-    def placed(self, node_id: bytes) -> list[PlacedLeaf]:
+    def placed(self, node_id: bytes) -> Sequence[PlacedLeaf]:
         """The leaves of the node."""
         return self._at(node_id).placed(node_id)
 

@@ -25,7 +25,7 @@ to be spread evenly in its box.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -333,14 +333,6 @@ class Layout:
         return np.asarray(lo, np.int64) // shape * shape, last // shape * shape + shape
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A new leaf: its box, and the given rows that belong to it."""
-
-    box: Box
-    rows: IndexArray
-
-
 def leaf_shape(
     grid_shape: Coords,
     dimension_names: Sequence[str | None] | None,
@@ -442,15 +434,18 @@ def _chain(config: ChunkManifests, facts: ArrayFacts) -> list[ManifestSet]:
 
 
 def cut(
+    node_id: bytes,
     coords: IndexArray,
     layout: Layout,
     old: Sequence[Box] = (),
     staying: Sequence[Box] = (),
-) -> list[Cut]:
+) -> list[Part]:
     """Cut chunks into new leaves.
 
     Parameters
     ----------
+    node_id : bytes
+        The array.
     coords : int64[n, ndim]
         The chunks' coordinates, without duplicates, in C order.
     layout : Layout
@@ -462,7 +457,7 @@ def cut(
 
     Returns
     -------
-    list of Cut
+    list of Part
         In ascending order of the boxes' lower corners. Each box is as small as possible.
 
     Raises
@@ -476,20 +471,21 @@ def cut(
     >>> import numpy as np
     >>> from zarr_manifests.planning.layout.leaves import Layout, cut
     >>> coords = np.arange(5).reshape(-1, 1)
-    >>> [leaf.box.hi for leaf in cut(coords, Layout((2,), 1_000, False))]
+    >>> [leaf.box.hi for leaf in cut(bytes(12), coords, Layout((2,), 1_000, False))]
     [(2,), (4,), (5,)]
     """
-    cuts: list[Cut] = []
+    found: list[Part] = []
     for rows in layout.groups(coords):
-        one = tuple(coords[rows[0]].tolist())
+        here = taken(coords, rows)
+        one = tuple(here[0].tolist())
         lo, hi = layout.around(one, one)
+        parts: Iterable[IndexArray] = [here]
         if any(_meets(box, lo, hi) for box in staying):
-            near = [box for box in old if _meets(box, lo, hi)]
-            for part in _fragments(coords[rows], near):
-                cuts += _fitting(coords, rows[part], layout.most_refs)
-        else:
-            cuts += _fitting(coords, rows, layout.most_refs)
-    return sorted(cuts, key=lambda leaf: (leaf.box.lo, leaf.box.hi))
+            parts = _fragments(here, [box for box in old if _meets(box, lo, hi)])
+        for part in parts:
+            fitting = _fitting(part, layout.most_refs)
+            found += [Part(node_id, Box.around_coords(some), len(some)) for some in fitting]
+    return sorted(found, key=part_order)
 
 
 def _meets(box: Box, lo: IndexArray, hi: IndexArray) -> bool:
@@ -497,31 +493,30 @@ def _meets(box: Box, lo: IndexArray, hi: IndexArray) -> bool:
 
 
 def _fragments(coords: IndexArray, old: Sequence[Box]) -> Iterator[IndexArray]:
-    """The rows in each old leaf."""
+    """The coordinates in each old leaf."""
     placed = 0
     for box in old:
-        rows = np.flatnonzero(box.holds(coords))
-        placed += len(rows)
-        if len(rows):
-            yield rows
+        inside = coords[box.holds(coords)]
+        placed += len(inside)
+        if len(inside):
+            yield inside
     if placed != len(coords):
         raise InvalidArgumentError("new chunks share a cell with a leaf that is not repacked")
 
 
-def _fitting(coords: IndexArray, rows: IndexArray, most: int) -> Iterator[Cut]:
-    """The rows (in C order) as leaves of at most `most` rows, cut along the first axes."""
-    due = [rows]
+def _fitting(coords: IndexArray, most: int) -> Iterator[IndexArray]:
+    """The coordinates (in C order) in runs of at most `most`, cut along the first axes."""
+    due = [coords]
     while due:
-        rest = due.pop()
-        if len(rest) <= most:
-            yield Cut(Box.around_coords(taken(coords, rest)), rest)
+        here = due.pop()
+        if len(here) <= most:
+            yield here
             continue
-        here = taken(coords, rest)
-        # Rows ascend on the first axis on which the first and the last differ.
+        # They ascend on the first axis on which the first and the last differ.
         axis = int(np.flatnonzero(here[0] != here[-1])[0])
         at = max(int(here[most, axis]), int(here[0, axis]) + 1)
         count = int(np.searchsorted(here[:, axis], at))
-        due += [rest[count:], rest[:count]]
+        due += [here[count:], here[:count]]
 
 
 # --- batches -----------------------------------------------------------------------------------

@@ -234,31 +234,6 @@ class Overflow:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why an array's leaves are where they are.
-
-    Parameters
-    ----------
-    node_id : bytes
-        The array's id.
-    path : str
-        Its absolute path.
-    rule : int or None
-        Position of the rule that matched; None if none did.
-    wanted : str
-        The set that the rule assigns.
-    overflows : tuple of Overflow
-        The sets it overflowed from, in order.
-    """
-
-    node_id: bytes
-    path: str
-    rule: int | None
-    wanted: str
-    overflows: tuple[Overflow, ...]
-
-
 @dataclass(slots=True)
 class _Item:
     """A unit of placement: an array, or one leaf of a split array."""
@@ -429,45 +404,36 @@ def _wanted(config: ChunkManifests, facts: ArrayFacts) -> tuple[int | None, Mani
 
 
 def explain(
-    config: ChunkManifests, facts: Iterable[ArrayFacts], base: BaseIndex
-) -> tuple[Explanation, ...]:
-    """Explain, by path, in which sets the arrays of a base are, as far as that can be told.
+    config: ChunkManifests, array: ArrayFacts, base: BaseIndex
+) -> tuple[int | None, str, tuple[Overflow, ...]]:
+    """Explain in which sets an array of a base is, as far as that can be told.
 
     There are three reasons why an array is in another set than its rule's: it is too big for the
     sets before, they were full when it was packed, or the configuration has changed since. Its refs
     show the first; the other two are told apart by whether the set is full now.
+
+    Returns
+    -------
+    tuple
+        The position of the rule that matched (None if none did), the set that it assigns, and the
+        sets that the array overflowed from, in order.
     """
-    explanations = []
-    for array in sorted(facts, key=lambda a: (a.path, a.node_id)):
-        rule, wanted = _wanted(config, array)
-        sets = {leaf.manifest.packed_for for leaf in base.placed(array.node_id)}
-        why = tuple(_passed(config, array, wanted, sets, base)) if sets else ()
-        explanations.append(Explanation(array.node_id, array.path, rule, wanted.name, why))
-    return tuple(explanations)
-
-
-def _passed(
-    config: ChunkManifests,
-    array: ArrayFacts,
-    first: ManifestSet,
-    found: Collection[str],
-    base: BaseIndex,
-) -> Iterable[Overflow]:
-    """The sets between the one an array is assigned to and those it is in, with reasons."""
+    rule, wanted = _wanted(config, array)
     by_name = {one.name: one for one in config.sets}
-    one, left = first, set(found)
-    while left - {one.name}:
+    left = {leaf.manifest.packed_for for leaf in base.placed(array.node_id)}
+    one: ManifestSet | None = wanted
+    passed = []
+    while one is not None and left - {one.name}:
         left.discard(one.name)
         refs, most = base.refs(array.node_id), one.max_manifest_size
+        why = "it was packed under another configuration"
         if most is not None and refs > most and config.split_for(array.path) is None:
-            yield Overflow(one.name, _TOO_BIG.format(refs=refs, most=most))
+            why = _TOO_BIG.format(refs=refs, most=most)
         elif one.cardinality is not None and len(base.in_set(one.name)) >= one.cardinality:
-            yield Overflow(one.name, _FULL.format(most=one.cardinality))
-        else:
-            yield Overflow(one.name, "it was packed under another configuration")
-        if one.overflow_to is None:
-            return
-        one = by_name[one.overflow_to]
+            why = _FULL.format(most=one.cardinality)
+        passed.append(Overflow(one.name, why))
+        one = None if one.overflow_to is None else by_name[one.overflow_to]
+    return rule, wanted.name, tuple(passed)
 
 
 # --- what is repacked -----------------------------------------------------------------------------
@@ -501,8 +467,8 @@ def close(
     """
     found = set(due)
     for node_id, coords in cells.items():
-        for one in map(tuple, coords.tolist()):
-            near = base.overlapping(node_id, *layouts[node_id].around(one, one))
+        for chunk in map(tuple, coords.tolist()):
+            near = base.overlapping(node_id, *layouts[node_id].around(chunk, chunk))
             found |= {leaf.key for leaf in near}
     new: dict[str, int] = {}  # refs of the smallest new array that each set is to take
     for node_id in cells:

@@ -7,6 +7,7 @@ number marked exact is exact; any other is an upper bound.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -150,37 +151,26 @@ def alive_amounts(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dic
 
 def sum_of(amounts: Iterable[Amount]) -> Amount:
     """The sum of the amounts."""
-    total = NOTHING
-    for amount in amounts:
-        total += amount
-    return total
+    every = [*amounts]
+    return Amount(
+        sum(amount.chunks for amount in every),
+        sum(amount.nbytes for amount in every),
+        all(amount.chunks_exact for amount in every),
+        all(amount.nbytes_exact for amount in every),
+    )
 
 
 def sums_of(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str, int]:
     """The sums that a snapshot stores about its nodes."""
-    # `sum_of(alive_amounts(...))`, in a fifth of the time: each commit does it for all nodes.
-    arrays = groups = chunks = nbytes = 0
-    chunks_exact = nbytes_exact = True
-    for node in nodes:
-        kind = node.kind
-        if kind is NodeKind.GROUP:
-            groups += 1
-            continue
-        if kind is NodeKind.ARRAY:
-            arrays += 1
-        amount = amounts.get(node.node_id)
-        if amount is None:
-            continue
-        if not amount.chunks_exact:
-            amount = amount.at_most(_most(node))
-            chunks_exact = False
-        chunks += amount.chunks
-        nbytes += amount.nbytes
-        nbytes_exact = nbytes_exact and amount.nbytes_exact
-    sums = {"arrays": arrays, "groups": groups}
-    sums["chunks" if chunks_exact else "chunks-at-most"] = chunks
-    sums["chunk-bytes" if nbytes_exact else "chunk-bytes-at-most"] = nbytes
-    return sums
+    nodes = [*nodes]
+    total = sum_of(alive_amounts(amounts, nodes).values())
+    kinds = Counter(node.kind for node in nodes)
+    return {
+        "arrays": kinds[NodeKind.ARRAY],
+        "groups": kinds[NodeKind.GROUP],
+        "chunks" if total.chunks_exact else "chunks-at-most": total.chunks,
+        "chunk-bytes" if total.nbytes_exact else "chunk-bytes-at-most": total.nbytes,
+    }
 
 
 def changed_sums(

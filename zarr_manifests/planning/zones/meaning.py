@@ -119,6 +119,11 @@ class Meaning:
             return values
         return values.astype(self.stored, copy=False).view(self.dtype)
 
+    def compares(self, dtype: np.dtype[Any]) -> bool:
+        """Whether bounds of this type are of values that are compared so."""
+        texts = dtype.kind == "S" and self.dtype.kind in "SU"
+        return self.measurable and (texts or dtype == self.dtype)
+
     def decodable(self, bounds: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Bounds, as stored values that a reader can decode."""
         if self.dtype.kind == "U":
