@@ -347,7 +347,7 @@ class _Work:
         if self._run is not None:
             return write_in_tasks(context, heap, keys, index, self._run, self._tell)
         zones = KnownZones.of(context, self._view.snapshot.deltas, index)
-        return LeavesHere(context, heap, keys, self._facts, zones, self._tell).write
+        return LeavesHere(context, heap, keys, zones, self._tell).write
 
     def _tell(self, refs: int) -> None:
         self._told += refs

@@ -1,9 +1,9 @@
 """Writing planned manifests: their leaves are merged, encoded and uploaded, some at a time.
 
 `LeavesHere` does it in this process, `write_in_tasks` in others: each task gets some of the planned
-manifests and the directory of what they replace, and opens the snapshot itself. It returns
-pointers, never refs. Invariants: a task writes only new objects, under keys of its own, so a task
-that runs twice leaves garbage and changes nothing; a manifest is written by one task.
+manifests, and opens the snapshot itself. It returns pointers, never refs. Invariants: a task writes
+only new objects, under keys of its own, so a task that runs twice leaves garbage and changes
+nothing; a manifest is written by one task.
 """
 
 from __future__ import annotations
@@ -25,16 +25,13 @@ from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import tallied_reads
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.pending import BATCH_ROWS, Heap
-from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import KnownZones
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
-from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.format.zone_maps import ZonePages, ZoneTable
-from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.leaves import BaseIndex, NodeFacts, PlacedLeaf
+from zarr_manifests.planning.at_open import coordinate_ids
+from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.layout.packing import PlannedManifest
 from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import Leaf, fold, fold_leaves, take, within
@@ -93,30 +90,14 @@ def write_in_tasks(
     task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), index)
 
     def write(planned: Sequence[PlannedManifest]) -> Written:
-        jobs = [_job(heap.base, some) for some in parts(planned, _REFS, _TASK_REFS)]
+        jobs = [*parts(planned, _REFS, _TASK_REFS)]
         result = Written()
         for job, done in zip(jobs, run(task.write, jobs), strict=True):
-            tell(sum(map(_REFS, job.planned)))
+            tell(sum(map(_REFS, job)))
             result.add(done)
         return result
 
     return write
-
-
-@dataclass(frozen=True, slots=True)
-class _LeafJob:
-    """Manifests to write, and those of the base whose leaves share chunks with theirs."""
-
-    planned: tuple[PlannedManifest, ...]
-    near: tuple[ManifestRef, ...]
-
-
-def _job(index: BaseIndex, planned: Sequence[PlannedManifest]) -> _LeafJob:
-    leaves = (leaf for one in planned for leaf in one.leaves)
-    near = (old for leaf in leaves for old in index.placed_in(leaf.node_id, leaf.box))
-    return _LeafJob(
-        tuple(planned), tuple({old.manifest.blob.key: old.manifest for old in near}.values())
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,33 +107,18 @@ class _LeafTask:
     state: ForkState
     index: BlobRef | None
 
-    def write(self, job: _LeafJob) -> Written:
-        """Write the manifests of a job, and everything that belongs to them."""
+    def write(self, planned: Sequence[PlannedManifest]) -> Written:
+        """Write these manifests, and everything that belongs to them."""
         contents = revive_reader(self.state)
         context, view = contents.context, contents.view
         assert isinstance(context, Context)  # as revived
         keys = SessionKeys(self.state.start, SYSTEM, self.state.lineage)
-        leaves = [leaf for one in job.planned for leaf in one.leaves]
-        nodes: dict[bytes, Node] = {leaf.node_id: view.by_id[leaf.node_id] for leaf in leaves}
         with tallied_reads() as read:
-            zones = KnownZones.of(context, _near(view, leaves), self.index)
-            heap = Heap(view, BaseIndex(job.near), (), context.meter)
-            here = LeavesHere(context, heap, keys, NodeFacts(nodes, {}), zones)
-            written = here.write(job.planned)
+            zones = KnownZones.of(context, view.snapshot.deltas, self.index)
+            heap = Heap(view, view.index, (), context.meter)
+            written = LeavesHere(context, heap, keys, zones).write(planned)
         written.bytes_read = sum(read)
         return written
-
-
-def _near(view: SnapshotView, leaves: Sequence[Part]) -> list[DeltaEntry]:
-    """The live deltas and runs with tables that overlap these leaves."""
-    boxes: dict[bytes, list[Box]] = {}
-    for leaf in leaves:
-        boxes.setdefault(leaf.node_id, []).append(leaf.box)
-    return [
-        entry
-        for entry in view.snapshot.deltas
-        if any(p.box.overlaps(box) for p in entry.parts() for box in boxes.get(p.node_id, ()))
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +139,11 @@ class LeavesHere:
         context: Context,
         heap: Heap,
         keys: SessionKeys,
-        facts: NodeFacts,
         zones: KnownZones,
         tell: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._context, self._heap, self._keys = context, heap, keys
-        self._facts, self._zones, self._tell = facts, zones, tell
+        self._zones, self._tell = zones, tell
 
     def write(self, planned: Sequence[PlannedManifest]) -> Written:
         """Write the manifests."""
@@ -254,7 +219,8 @@ class LeavesHere:
         blob = BlobRef.to(key, data)
         nbytes = tuple(leaf.stored_bytes for leaf in leaves)
         ref = ManifestRef(blob, manifest.directory(), merged_to, set_name, places, nbytes)
-        is_wanted = any(self._facts[leaf.part.node_id].is_coordinate for leaf in leaves)
+        ids = {leaf.part.node_id for leaf in leaves}
+        is_wanted = coordinate_ids(self._heap.view.among(ids), ids)
         copy = data if is_wanted and len(data) <= _KEPT_BYTES else b""
         return ref, copy
 

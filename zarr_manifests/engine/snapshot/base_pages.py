@@ -413,6 +413,7 @@ class PagedPaths:
         return {**found, **self._live.directories(directory)}
 
 
+type Corner = Sequence[int]
 type Paths = PathIndex | PagedPaths
 """Paths by directory, possibly also of nodes that were deleted."""
 
@@ -472,12 +473,11 @@ class PagedIndex(BaseIndex):
         pages._objects = objects
         return PagedIndex(pages, self._ids)
 
-    def _at(self, node_id: bytes, box: Box | None = None) -> BaseIndex:
-        """An index that has all leaves of the node that overlap the box."""
+    def _at(self, node_id: bytes, lo: Corner = (), hi: Corner = ()) -> BaseIndex:
+        """An index that has all leaves of the node; with corners, those that overlap [lo, hi)."""
         large = self._pages.large(node_id)
         if large:
-            # Not `overlaps`, which says no for boxes without coordinates.
-            due = [link for link in large if box is None or _touches(link.box, box)]
+            due = [link for link in large if _touches(link.box, lo, hi)]
             return self._pages.leaves(due) if due else EMPTY
         at = self._ids.page_of(node_id)
         return EMPTY if at is None else self._pages.index(at)
@@ -492,12 +492,11 @@ class PagedIndex(BaseIndex):
 
     def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
         """The leaves whose box holds the coordinate: at most one in a valid base."""
-        box = Box(coords, tuple(c + 1 for c in coords))
-        return self._at(node_id, box).holding(node_id, coords)
+        return self._at(node_id, coords, [c + 1 for c in coords]).holding(node_id, coords)
 
-    def placed_in(self, node_id: bytes, box: Box) -> list[PlacedLeaf]:
-        """The leaves of the node that overlap the box."""
-        return self._at(node_id, box).placed_in(node_id, box)
+    def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[PlacedLeaf]:
+        """The leaves of the node that overlap [lo, hi), which may be larger than a box."""
+        return self._at(node_id, lo.tolist(), hi.tolist()).overlapping(node_id, lo, hi)
 
     def may_be_merged(self, node_id: bytes, first: int, stop: int) -> bool:
         """Whether a leaf may be merged to one of these sequences."""
@@ -515,12 +514,15 @@ class PagedIndex(BaseIndex):
 
     def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:
         """A number that is not negative for each coordinate in a leaf, -1 for the others."""
-        due = self._at(node_id, Box.around_coords(coords)) if len(coords) else EMPTY
-        return due.locate(node_id, coords)
+        if not len(coords):
+            return EMPTY.locate(node_id, coords)
+        ends = coords.min(0).tolist(), (coords.max(0) + 1).tolist()
+        return self._at(node_id, *ends).locate(node_id, coords)
 
 
-def _touches(box: Box, other: Box) -> bool:
-    if box.ndim != other.ndim:
+def _touches(box: Box, lo: Corner, hi: Corner) -> bool:
+    """Whether they overlap; not `overlaps`, which says no for boxes without coordinates."""
+    if box.ndim != len(lo):
         return True  # whoever looks into the leaves says what is wrong
-    sides = zip(box.lo, box.hi, other.lo, other.hi, strict=True)
+    sides = zip(box.lo, box.hi, lo, hi, strict=True)
     return all(a < d and c < b for a, b, c, d in sides)
