@@ -24,7 +24,7 @@ from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import PAGE_ROWS, Zones, ZoneTable
 from zarr_manifests.planning.tables.merge import rearranged
 from zarr_manifests.planning.upkeep.garbage import parts
-from zarr_manifests.planning.zones.meaning import in_pages, merged_by_node, taken, valid
+from zarr_manifests.planning.zones.meaning import in_pages, merged_alike, taken, valid
 
 _ROWS_TOGETHER: Final = 4 * PAGE_ROWS
 
@@ -36,10 +36,10 @@ def zones_upload(
 ) -> Upload | None:
     """The object with the entries that describe chunks in these tables; None if there are none."""
     found = (
-        merged
+        (node_id, merged)
         for node_id, parts in tables.items()
         for group in _together(zones.get(node_id, ()))
-        for merged in _merged(node_id, group, parts)
+        for merged in _merged(group, parts)
     )
     return upload_of(found, keys)
 
@@ -54,12 +54,10 @@ def _together(tables: Sequence[ZoneTable | bytes]) -> list[Sequence[ZoneTable | 
     return [[tables[at] for at in group] for group in groups]
 
 
-def _merged(
-    node_id: bytes, group: Sequence[ZoneTable | bytes], parts: Sequence[Rows]
-) -> list[tuple[bytes, ZoneTable]]:
+def _merged(group: Sequence[ZoneTable | bytes], parts: Sequence[Rows]) -> list[ZoneTable]:
     tables = (zones if isinstance(zones, ZoneTable) else ZoneTable.parse(zones) for zones in group)
-    still = [_still(zones, parts) for zones in tables]
-    return merged_by_node([(node_id, zones) for zones in still if zones is not None])
+    still = (_still(zones, parts) for zones in tables)
+    return merged_alike(zones for zones in still if zones is not None)
 
 
 def upload_of(tables: Iterable[tuple[bytes, ZoneTable]], keys: SessionKeys) -> Upload | None:

@@ -322,7 +322,7 @@ def encoded_delta[K: (bytes, tuple[bytes, int])](
     # Other nodes are not examined, since there may be thousands.
     found = (now.get(node_id) or view.by_id.get(node_id) for node_id in ids)
     coordinates = coordinate_ids((node for node in found if node is not None), ids)
-    plan = plan_embedding(
+    embedded, others = plan_embedding(
         {key: sum(len(data) for _, data in each.parts) for key, each in tables.items()},
         {key for key, each in tables.items() if each.parts[0][0].node_id in coordinates},
         changes_nodes=bool(delta.nodes or delta.deleted or delta.truncated),
@@ -332,13 +332,13 @@ def encoded_delta[K: (bytes, tuple[bytes, int])](
         return Manifest(tuple(part for key in group for part in tables[key].parts))
 
     uploads, manifests = list[Upload](), [*more]
-    for group in plan.manifests:
+    for group in others:
         manifest = together(group)
         data, places = manifest.encode()
         uploads.append(Upload.of(keys, "manifests", data))
         context.objects.remember(uploads[-1].ref, manifest)
         manifests.append(ManifestRef(uploads[-1].ref, manifest.directory(), places=places))
-    whole = replace(delta, embedded=together(plan.embedded), manifests=tuple(manifests))
+    whole = replace(delta, embedded=together(embedded), manifests=tuple(manifests))
     uploads.append(Upload.of(keys, "deltas", whole.encode()))
     context.objects.remember(uploads[-1].ref, whole)
     return whole, uploads, coordinates

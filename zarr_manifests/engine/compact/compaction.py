@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Final
 
 from zarr_manifests.engine.commit.carry_zones import zones_upload
@@ -77,7 +78,6 @@ from zarr_manifests.planning.tables.merge import Layer, in_tables, merge_layers
 from zarr_manifests.planning.tables.sums import merged_counts
 from zarr_manifests.planning.upkeep.compaction_triggers import (
     CompactionMode,
-    Size,
     merge_groups,
     opening_is_slow,
 )
@@ -394,8 +394,9 @@ class _Work:
     def _roll_up(self, dropped: int) -> None:
         """Make the new read list, without the oldest entries that are dropped."""
         left = self._view.snapshot.deltas[dropped:]
-        sizes = [Size(sum(p.count for p in e.parts()), e.first < e.last) for e in left]
-        groups = dict(merge_groups(sizes, self._context.config.compaction.fan_in))
+        rows = [sum(part.count for part in entry.parts()) for entry in left]
+        runs = sum(1 for _ in takewhile(lambda entry: entry.first < entry.last, left))
+        groups = dict(merge_groups(rows, runs, self._context.config.compaction.fan_in))
         entries: list[DeltaEntry] = []
         position = 0
         while position < len(left):

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import batched, islice
 from typing import Any, Final
 
 import numpy as np
@@ -54,8 +54,7 @@ from zarr_manifests.planning.zones.meaning import Meaning, zones_of_chunks
 
 _SLAB_CHUNKS: Final = 1 << 18
 _MOST_COMMITS: Final = 1000
-_FIRST_COMMITS: Final = 8
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +248,7 @@ def _changed(
     if uncommitted is not None:
         changed[folding.place(uncommitted.coords()) > 0] = context.runtime.now_ms()
     since_ms = view.snapshot.written_ms
-    for snapshots in _batches(context, view.ref):
+    for snapshots in batched(_ancestors(context, view.ref), _AT_ONCE):
         if not (there & (changed == 0)).any():
             break
         data = [one for one in snapshots if one.kind is not CommitKind.REWRITE]
@@ -261,19 +260,10 @@ def _changed(
     return changed, since_ms
 
 
-def _batches(context: ReadContext, head: BlobRef) -> Iterator[list[Snapshot]]:
-    """The snapshot and those before it, a few at first, as far as they are there."""
-    walk = islice((snapshot for _, snapshot in ancestors(context, head)), _MOST_COMMITS)
-    size = _FIRST_COMMITS
-    while True:
-        batch: list[Snapshot] = []
-        try:
-            batch.extend(islice(walk, size))
-        except (CorruptObjectError, MissingChunkError) as error:
-            if not is_missing(error):
-                raise
-            walk = islice(walk, 0)  # older ones have expired
-        if not batch:
-            return
-        yield batch
-        size = min(2 * size, _AT_ONCE)
+def _ancestors(context: ReadContext, head: BlobRef) -> Iterator[Snapshot]:
+    """The snapshot and those before it, as far as they are there."""
+    try:
+        yield from (snapshot for _, snapshot in islice(ancestors(context, head), _MOST_COMMITS))
+    except (CorruptObjectError, MissingChunkError) as error:
+        if not is_missing(error):
+            raise  # else older ones have expired

@@ -62,21 +62,13 @@ _EMBED_OTHERS_BYTES: Final = 2 * 1024
 _SHARED_MANIFEST_BYTES: Final = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedPlan[T: (bytes, tuple[bytes, int])]:
-    """The embedded tables, and the tables of each manifest."""
-
-    embedded: tuple[T, ...]
-    manifests: tuple[tuple[T, ...], ...]
-
-
 def plan_embedding[T: (bytes, tuple[bytes, int])](
     encoded_bytes: Mapping[T, int],
     coordinates: Collection[T] = (),
     *,
     changes_nodes: bool = False,
-) -> EmbedPlan[T]:
-    """Place the tables of one commit.
+) -> tuple[tuple[T, ...], list[tuple[T, ...]]]:
+    """Place the tables of one commit: the embedded ones, and those of each manifest.
 
     Parameters
     ----------
@@ -91,7 +83,7 @@ def plan_embedding[T: (bytes, tuple[bytes, int])](
     --------
     >>> from zarr_manifests.planning.layout.packing import plan_embedding
     >>> plan_embedding({b"a": 100, b"b": 1_000_000})
-    EmbedPlan(embedded=(b'a',), manifests=((b'b',),))
+    ((b'a',), [(b'b',)])
     """
     sizes = encoded_bytes.values()
     fits = sum(sizes) <= _EMBED_AT_OPEN_BYTES and max(sizes, default=0) <= _EMBED_TABLE_BYTES
@@ -109,7 +101,7 @@ def plan_embedding[T: (bytes, tuple[bytes, int])](
             rest.append((size, table))
     rest.sort(reverse=True)
     bins = pack([size for size, _ in rest], _SHARED_MANIFEST_BYTES)
-    return EmbedPlan(tuple(embedded), tuple(tuple(rest[i][1] for i in each) for each in bins))
+    return tuple(embedded), [tuple(rest[i][1] for i in each) for each in bins]
 
 
 def pack(sizes: Sequence[int], capacity: int | None) -> list[list[int]]:

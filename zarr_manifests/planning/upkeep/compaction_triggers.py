@@ -25,7 +25,6 @@ few are left to read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
 from typing import Final
@@ -47,22 +46,6 @@ class CompactionMode(StrEnum):
     MINOR = "minor"
     MAJOR = "major"
     FULL = "full"
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The size of an entry.
-
-    Parameters
-    ----------
-    rows : int
-        The number of chunk refs it sets or unsets.
-    is_run : bool
-        Whether it is a run.
-    """
-
-    rows: int
-    is_run: bool
 
 
 def is_due(
@@ -126,33 +109,29 @@ def opening_is_slow(changes: int, nbytes: int, tables: int) -> bool:
     return (many or large) and tables <= _TABLES_MOST
 
 
-def merge_groups(sizes: Sequence[Size], fan_in: int) -> list[tuple[int, int]]:
+def merge_groups(rows: Sequence[int], runs: int, fan_in: int) -> list[tuple[int, int]]:
     """Return which entries a minor compaction merges, as half-open ranges of positions.
 
     Parameters
     ----------
-    sizes : sequence of Size
-        The entries of the read list, oldest first; runs come before deltas.
+    rows : sequence of int
+        The number of chunk refs that each entry of the read list sets or unsets, oldest first.
+    runs : int
+        How many of the oldest entries are runs.
     fan_in : int
         How many runs of similar size are merged into one.
 
     Examples
     --------
-    >>> from zarr_manifests.planning.upkeep.compaction_triggers import Size, merge_groups
-    >>> runs = [Size(5_000, True)] * 3
-    >>> merge_groups([*runs, *[Size(100, False)] * 50], 4)
+    >>> from zarr_manifests.planning.upkeep.compaction_triggers import merge_groups
+    >>> merge_groups([5_000] * 3 + [100] * 50, 3, 4)
     [(0, 53)]
-    >>> merge_groups([*runs[:2], *[Size(100, False)] * 50], 4)
+    >>> merge_groups([5_000] * 2 + [100] * 50, 2, 4)
     [(2, 52)]
     """
-    stack: list[tuple[int, int, int]] = []  # start, stop, rows
-    position = 0
-    while position < len(sizes) and sizes[position].is_run:
-        stack.append((position, position + 1, sizes[position].rows))
-        position += 1
-    if position < len(sizes):
-        rows = sum(size.rows for size in sizes[position:])
-        stack.append((position, len(sizes), rows))
+    stack = [(at, at + 1, rows[at]) for at in range(runs)]  # start, stop, rows
+    if runs < len(rows):
+        stack.append((runs, len(rows), sum(rows[runs:])))
         _settle(stack, fan_in)
     excess = len(stack) - MOST_RUNS
     if excess > 0:

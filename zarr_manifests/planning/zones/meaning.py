@@ -19,7 +19,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -462,14 +462,10 @@ def _alike(zones: ZoneTable) -> tuple[bytes, str, int]:
     return zones.meaning, "text" if dtype.kind == "S" else dtype.str, zones.box.ndim
 
 
-def merged_by_node(tables: Sequence[tuple[bytes, ZoneTable]]) -> list[tuple[bytes, ZoneTable]]:
-    """Entries by node, oldest first, in one table for each node, meaning and type."""
-
-    def group(one: tuple[bytes, ZoneTable]) -> tuple[bytes, tuple[bytes, str, int]]:
-        return one[0], _alike(one[1])
-
-    groups = groupby(sorted(tables, key=group), key=group)
-    return [(key[0], merged([zones for _, zones in same])) for key, same in groups]
+def merged_alike(tables: Iterable[ZoneTable]) -> list[ZoneTable]:
+    """Entries, oldest first, in one table for each meaning and type."""
+    groups = groupby(sorted(tables, key=_alike), key=_alike)
+    return [merged([*same]) for _, same in groups]
 
 
 def in_pages(zones: ZoneTable) -> Iterator[ZoneTable]:
