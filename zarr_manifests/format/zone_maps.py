@@ -366,11 +366,6 @@ class Zones(MetadataObject):
         check_numbers("zones", *(n for _, n, _ in self.packed), most=MAX_ROWS)
         check_numbers("zones", sum(n for _, n, _ in self.packed), most=MAX_ROWS)
 
-    @classmethod
-    def of(cls, tables: Sequence[tuple[bytes, ZoneTable]]) -> Zones:
-        """Zone maps by node id."""
-        return cls(tuple((node, len(table), table.pack()) for node, table in tables))
-
     def of_node(self, node_id: bytes, box: Box | None = None) -> Iterator[ZoneTable]:
         """The zone maps of a node, oldest first; decoded one at a time.
 

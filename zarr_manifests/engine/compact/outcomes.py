@@ -159,13 +159,8 @@ def _work(most: int) -> None:
 
 def compact_alone(context: Context, branch: str) -> None:
     """Compact the branch now, on this thread, without sharing anything, as in the background."""
-    compact_branch(_alone(context), branch, CompactionMode.MAJOR)
-
-
-def _alone(context: Context) -> Context:
-    """The same repository, for use by a single thread."""
     # Pools refuse work once the interpreter exits, and their threads are for the foreground.
     runtime = replace(context.runtime, parallel=one_by_one)
     alone = context.unshared_by(runtime, CacheOptions(max_size=_ALONE_CACHE_BYTES))
     alone.roots.read()
-    return alone
+    compact_branch(alone, branch, CompactionMode.MAJOR)

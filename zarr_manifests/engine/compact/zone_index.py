@@ -1,7 +1,7 @@
 """Pages of zone maps: made for new leaves, and kept in the index of a branch.
 
 A compaction has the table of each new leaf at hand, so entries whose addresses are in it go to the
-leaf's pages, whether they come from commits or from pages of older leaves. Invariants: an array
+leaf's page, whether they come from commits or from pages of older leaves. Invariants: an array
 without entries costs no request; entries of one leaf are in memory at a time; what cannot be read
 counts as absent; the swap that installs pages reads the branch's index again at every attempt.
 
@@ -81,58 +81,21 @@ def _joined(parts: Sequence[ZonePages]) -> ZonePages:
     return ZonePages(parts[0].meaning, pages, Bounds.joined([part.bounds for part in parts]))
 
 
-def _pages_after(
-    context: ReadContext,
-    keys: SessionKeys,
-    known: Mapping[bytes, BlobRef],
-    new: Mapping[bytes, ZonePages],
-    changed: Collection[bytes],
-    manifests: Iterable[ManifestRef],
-    nodes: Mapping[bytes, Node],
-) -> tuple[dict[bytes, BlobRef], list[Upload]]:
-    """The pointers of an index with new pages, and the lists of pages to upload.
-
-    Of the nodes in `changed`, and those without leaves, it keeps the older pages that no new page
-    replaces, if they are of leaves that are still live, or of none. Arrays that are not among
-    `nodes` lose their pages.
-    """
-    found, uploads = dict(known), list[Upload]()
-    live = {
-        (part.node_id, ref.blob.key, ref.blob.crc32c) for ref in manifests for part in ref.parts
-    }
-    stay = {node_id for node_id, _, _ in live}.difference(changed)
-    for node_id in sorted({*new, *(known.keys() - stay)}):
-        more, node = new.get(node_id), nodes.get(node_id)
-        old = usable(context, found.pop(node_id, None), ZonePages)
-        if old is not None:
-            old = _still(old, more, {leaf[1:] for leaf in live if leaf[0] == node_id})
-        both = [one for one in (more, old) if one is not None]
-        if node is None or not both:
-            continue
-        digest = Meaning.of(node.documents).digest
-        meaning = digest if any(one.meaning == digest for one in both) else both[0].meaning
-        listed = _joined([one for one in both if one.meaning == meaning])
-        uploads.append(Upload(keys.next("indexes"), listed.encode()))
-        found[node_id] = uploads[-1].ref
-    return found, uploads
-
-
 def _still(
-    old: ZonePages, more: ZonePages | None, live: Collection[tuple[str, int]]
+    node_id: bytes, old: ZonePages, more: ZonePages | None, live: Collection[tuple[bytes, str, int]]
 ) -> ZonePages | None:
     """The older pages of a node that new ones do not replace; None if there are none.
 
-    The page of a leaf replaces others of the same leaf, unless these have more entries: two may
-    have measured it. It also replaces pages of chunks in no leaf that lie in its box.
+    The page of a leaf replaces the one before, and those of chunks in no leaf that lie in its box.
+    If there are new ones of chunks in no leaf, they replace all such.
     """
     new = () if more is None else more.pages
-    counts = {(page.leaf, page.box): page.count for page in new if page.leaf is not None}
-    lo, hi = corners([box for _, box in counts], old.pages[0].box.ndim)
+    leaves = {(page.leaf, page.box) for page in new if page.leaf is not None}
+    lo, hi = corners([box for _, box in leaves], old.pages[0].box.ndim)
     keep = []
     for page in old.pages:
         if page.leaf is not None:
-            more_of_it = counts.get((page.leaf, page.box), 0)
-            keep.append(page.leaf in live and page.count > more_of_it)
+            keep.append((node_id, *page.leaf) in live and (page.leaf, page.box) not in leaves)
         else:
             inside = ((lo <= page.box.lo) & (page.box.hi <= hi)).all(axis=1).any()
             keep.append(not inside and all(one.leaf is not None for one in new))
@@ -154,12 +117,28 @@ def with_zones(
 ) -> tuple[Branch, list[Upload]]:
     """Add pages of zone maps, by node, to the branch's index.
 
-    Returns the branch, and the objects to upload, of which the directory is the last. `changed` are
-    the nodes with new leaves, `manifests` those of the branch's base, and `nodes` those of its
-    head.
+    Of the nodes in `changed`, which have new leaves, and those without leaves, it keeps the older
+    pages that no new page replaces, if they are of leaves that are still live, or of none. Arrays
+    that are not among `nodes`, those of its head, lose their pages. `manifests` are those of its
+    base. Returns the branch, and the objects to upload, of which the directory is the last.
     """
-    known = index_directory(context, branch.index).zones
-    paged, uploads = _pages_after(context, keys, known, zones, changed, manifests, nodes)
+    paged, uploads = dict(index_directory(context, branch.index).zones), list[Upload]()
+    live = {
+        (part.node_id, ref.blob.key, ref.blob.crc32c) for ref in manifests for part in ref.parts
+    }
+    stay = {node_id for node_id, _, _ in live}.difference(changed)
+    for node_id in sorted({*zones, *(paged.keys() - stay)}):
+        more, node = zones.get(node_id), nodes.get(node_id)
+        old = usable(context, paged.pop(node_id, None), ZonePages)
+        still = None if old is None else _still(node_id, old, more, live)
+        both = [one for one in (more, still) if one is not None]
+        if node is None or not both:
+            continue
+        digest = Meaning.of(node.documents).digest
+        meaning = digest if any(one.meaning == digest for one in both) else both[0].meaning
+        listed = _joined([one for one in both if one.meaning == meaning])
+        uploads.append(Upload(keys.next("indexes"), listed.encode()))
+        paged[node_id] = uploads[-1].ref
     uploads.append(Upload(keys.next("indexes"), IndexDirectory(paged).encode()))
     return replace(branch, index=uploads[-1].ref.bare()), uploads
 
