@@ -79,11 +79,11 @@ def readable(path: str) -> Iterator[None]:
         ) from error
 
 
-class _InDoubtError(ValueError):
-    """A chunk is not exactly what the codecs make."""
+class InDoubtError(ValueError):
+    """Only Zarr can say what it is: a chunk is not exactly what the codecs make."""
 
 
-class _TooLargeError(_InDoubtError):
+class _TooLargeError(InDoubtError):
     """A chunk decompresses to more than it has room for."""
 
 
@@ -119,9 +119,9 @@ class _Shards:
             start, length = index[found].astype(np.int64).T
             # A start or length that is absurd becomes negative or too large.
             if (start < 0).any() or (length < 0).any() or (start + length > len(shard)).any():
-                raise _InDoubtError
+                raise InDoubtError
             if length.sum() > len(shard):  # they overlap, and each would be copied
-                raise _InDoubtError
+                raise InDoubtError
             if len(shards) == 1 and len(found) and (length == length[0]).all():
                 order = np.argsort(start)  # as they are stored
                 at = start[order]
@@ -137,7 +137,7 @@ class _Shards:
         size = 16 * math.prod(self.counts) + _CRC_BYTES * self.has_checksum
         data = shard[:size] if self.index_at_start else shard[max(len(shard) - size, 0) :]
         if len(data) != size:
-            raise _InDoubtError
+            raise InDoubtError
         if self.has_checksum:
             (data,) = _checked([data])
         return np.frombuffer(data, "<u8").reshape(-1, 2)
@@ -232,34 +232,47 @@ class BulkDecoder:
             data: Chunks = [data for _, data in batch]
             try:
                 if self.shards is not None:
-                    coords, data = self.shards.open(coords, data)
-                values = self._values(data)
-            except _FAILURES:
+                    coords, data = self.inner_chunks(coords, data)
+                values = self.values(data)
+            except InDoubtError:
                 return False
             if len(values):
                 place(values, coords, out, lo)
         return True
 
-    def inner_chunks(self, coords: IndexArray, shards: Chunks) -> tuple[IndexArray, Chunks] | None:
-        """Coordinates and bytes of the chunks in these shards; None if in doubt."""
-        assert self.shards is not None
-        try:
-            return self.shards.open(coords, shards)
-        except _FAILURES:
-            return None
-
-    def values(self, chunks: Chunks) -> npt.NDArray[Any] | None:
-        """The values of chunks, not of shards, of shape (chunks, *chunk shape); None if in doubt.
+    def inner_chunks(self, coords: IndexArray, shards: Chunks) -> tuple[IndexArray, Chunks]:
+        """Coordinates and bytes of the chunks in these shards.
 
         Raises
         ------
+        InDoubtError
+            If a shard is not exactly what Zarr writes.
+        """
+        assert self.shards is not None
+        return self.shards.open(coords, shards)
+
+    def values(self, chunks: Chunks) -> npt.NDArray[Any]:
+        """The values of chunks, not of shards, of shape (chunks, *chunk shape).
+
+        Raises
+        ------
+        InDoubtError
+            If a chunk is not exactly what the codecs make.
         CorruptObjectError
             If a chunk is shorter than it says, and Zarr would not notice.
         """
         try:
-            return self._values(chunks)
-        except _FAILURES:
-            return None
+            for undo in self.stages:
+                chunks = undo(chunks)
+        except _FAILURES as error:
+            raise InDoubtError from error
+        shape = tuple(self.chunk_shape[axis] for axis in self.order)
+        nbytes = math.prod(shape) * self.stored.itemsize
+        if _lengths(chunks) - {nbytes}:
+            raise InDoubtError
+        joined = np.frombuffer(_joined(chunks), self.stored).reshape(len(chunks), *shape)
+        back = np.argsort(self.order)
+        return joined.transpose(0, *(back + 1).tolist())
 
     @property
     def batch_chunks(self) -> int:
@@ -272,17 +285,6 @@ class BulkDecoder:
         """Whether stored chunks have the bytes of an array of this type in C order."""
         ordered = self.order == tuple(range(len(self.order)))
         return not self.stages and self.shards is None and ordered and self.stored == dtype
-
-    def _values(self, chunks: Chunks) -> npt.NDArray[Any]:
-        for undo in self.stages:
-            chunks = undo(chunks)
-        shape = tuple(self.chunk_shape[axis] for axis in self.order)
-        nbytes = math.prod(shape) * self.stored.itemsize
-        if _lengths(chunks) - {nbytes}:
-            raise _InDoubtError
-        joined = np.frombuffer(_joined(chunks), self.stored).reshape(len(chunks), *shape)
-        back = np.argsort(self.order)
-        return joined.transpose(0, *(back + 1).tolist())
 
 
 # --- from documents to decoders --------------------------------------------------------------
@@ -391,13 +393,13 @@ def _checked(chunks: Chunks) -> Chunks:
     found = [data[:-_CRC_BYTES] for data in chunks]
     sums = np.array([crc32c(data) for data in found], "<u4").tobytes()
     if sums != b"".join([data[-_CRC_BYTES:] for data in chunks]):
-        raise _InDoubtError
+        raise InDoubtError
     return found
 
 
 def _unshuffled(chunks: Chunks, *, size: int, width: int) -> Chunks:
     if _lengths(chunks) - {size}:
-        raise _InDoubtError
+        raise InDoubtError
     joined = np.frombuffer(_joined(chunks), np.uint8).reshape(len(chunks), width, -1)
     straight = joined.transpose(0, 2, 1).tobytes()
     return [straight[at : at + size] for at in range(0, len(straight), size)]
@@ -436,7 +438,7 @@ def _unblosc(chunks: Chunks, *, size: int) -> Chunks:
     for data in chunks:
         said, stored = (int.from_bytes(data[at : at + 4], "little") for at in (4, 12))
         if len(data) < _BLOSC_HEADER_BYTES:
-            raise _InDoubtError
+            raise InDoubtError
         _limit(said, size)
         if stored > len(data):
             # Blosc believes its header, and would read what lies behind the chunk in memory.
@@ -454,7 +456,7 @@ def _inflated(chunks: Chunks, *, size: int, window: int) -> Chunks:
         found.append(stream.decompress(data, size + 1))
         _limit(len(found[-1]), size)
         if not stream.eof or stream.unused_data:
-            raise _InDoubtError
+            raise InDoubtError
     return found
 
 
@@ -638,9 +640,8 @@ def _pieces(
         for (first, stop), length, start, size in zip(box, shape, lo, cells.shape, strict=True)
     ]
     for sections in product(*axes):
-        first, stop = np.array([section.chunks for section in sections]).T
-        view = cells[tuple(section.cells for section in sections)]
-        part = tuple(section.part for section in sections)
+        chunks, part, inside = zip(*sections, strict=True)
+        (first, stop), view = np.array(chunks).T, cells[inside]
         here = ((coords >= first) & (coords < stop)).all(axis=1)
         rows = None if here.all() else np.flatnonzero(here)
         at = coords - first if rows is None else coords[rows] - first
@@ -658,29 +659,13 @@ def _pieces(
             yield rows, part, tiles, tuple(at.T)
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """Consecutive chunks along an axis of which the same part is wanted.
-
-    Parameters
-    ----------
-    chunks : (int, int)
-        Half-open range of coordinates.
-    part : slice
-        The cells of each chunk.
-    cells : slice
-        Where they are in the output.
-    """
-
-    chunks: tuple[int, int]
-    part: slice
-    cells: slice
-
-
-def _sections(first: int, stop: int, length: int, lo: int, hi: int) -> Iterator[_Section]:
+def _sections(
+    first: int, stop: int, length: int, lo: int, hi: int
+) -> Iterator[tuple[tuple[int, int], slice, slice]]:
     """Cut the chunks `first` to `stop` by what of them lies in the cells `lo` to `hi`.
 
-    Only the chunks at both ends can lie in them partly.
+    Each with a half-open range of chunks, the cells of each chunk, and where these are in the
+    output. Only the chunks at both ends can lie in them partly.
     """
     first, stop = max(first, lo // length), min(stop, -(-hi // length))
     whole = max(first, -(-lo // length)), min(stop, hi // length)
@@ -689,4 +674,4 @@ def _sections(first: int, stop: int, length: int, lo: int, hi: int) -> Iterator[
     for start, end in pairwise(sorted({first, stop, *(n for n in whole if first < n < stop)})):
         cells = slice(max(start * length, lo) - lo, min(end * length, hi) - lo)
         part = slice(max(lo - start * length, 0), min(hi - (end - 1) * length, length))
-        yield _Section((start, end), part, cells)
+        yield (start, end), part, cells

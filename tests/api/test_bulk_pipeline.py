@@ -22,7 +22,7 @@ import zarr_manifests as zm
 from effort import examples
 from storages import LatencyStorage
 from zarr_arrays import TYPES, array_options, some_values
-from zarr_manifests.bulk import BulkCodecPipeline, batch, use_bulk, writing
+from zarr_manifests.bulk import BulkCodecPipeline, batch, use_bulk
 from zarr_manifests.errors import (
     CorruptObjectError,
     MissingChunkError,
@@ -115,7 +115,6 @@ def test_any_array_has_the_values_of_zarrs_own_pipeline(data: st.DataObject) -> 
     with pytest.MonkeyPatch.context() as patch:
         large = draw(st.sampled_from([0, 1 << 16]))
         patch.setattr(batch, "LARGE_BYTES", large)
-        patch.setattr(writing, "LARGE_BYTES", large)
         for _ in range(draw(st.integers(0, 3))):
             how, part = _selection(draw, judge.shape, unique=True)
             shape = np.shape(_indexed(judge, how)[part])

@@ -27,7 +27,7 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from contextvars import ContextVar, copy_context
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -44,9 +44,9 @@ from zarr.core.codec_pipeline import (
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
-from zarr_manifests.bulk.batch import Batch, LazyPath, read_batch, read_few
+from zarr_manifests.bulk.batch import Batch, LazyPath, read_batch, read_few, write_batch
 from zarr_manifests.bulk.bounded import bounded, decoder_of
-from zarr_manifests.bulk.writing import write_batch
+from zarr_manifests.decoding import InDoubtError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 
@@ -107,22 +107,19 @@ class BulkCodecPipeline(FusedCodecPipeline):
         if store is None:
             _go_there()
             return await super().read(items, out, drop_axes)
-        results = None
-        batch = Batch.of(store, items, out, drop_axes)
-        decoder = None if batch is None else self._decoder_for(batch)
-        if batch is not None and decoder is not None:
-            contents = contents_of(store)
+        with suppress(InDoubtError):
+            batch = Batch.of(store, items, out, drop_axes)
+            decoder, contents = self._decoder_for(batch), contents_of(store)
             few = len(items) <= _MOST_FEW and decoder.shards is None and contents.inline
-            call = read_few if few else read_batch
+            call = partial(read_few if few else read_batch, contents, batch, decoder)
             # A thread would take longer than a few small chunks.
-            if is_here() or (few and batch.chunk_bytes <= _MOST_FEW_BYTES):
-                results = call(contents, batch, decoder)
-            else:
-                results = await asyncio.to_thread(call, contents, batch, decoder)
-        if results is None:
-            _go_there()
-        _count(store, "bulk_fallbacks" if results is None else "bulk_batches")
-        return await self._fused.read(items, out, drop_axes) if results is None else results
+            here = is_here() or (few and batch.chunk_bytes <= _MOST_FEW_BYTES)
+            results = call() if here else await asyncio.to_thread(call)
+            _count(store, "bulk_batches")
+            return results
+        _go_there()
+        _count(store, "bulk_fallbacks")
+        return await self._fused.read(items, out, drop_axes)
 
     async def write(
         self,
@@ -147,29 +144,37 @@ class BulkCodecPipeline(FusedCodecPipeline):
         value: NDBuffer,
         drop_axes: tuple[int, ...],
     ) -> None:
-        written = False
-        batch = Batch.of(store, items, value, drop_axes)
-        decoder = None if batch is None else self._decoder_for(batch)
         transform, workspace = self.sync_transform, _workspace_of(store)
-        if (batch is not None and decoder is not None and decoder.shards is None) and (
-            transform is not None and workspace is not None
-        ):
-            few = len(items) <= _MOST_FEW and batch.chunk_bytes <= _MOST_FEW_BYTES
-            in_loop = few and workspace.contents.inline and not is_here()
-            call = partial(write_batch, workspace, batch, decoder, transform, in_loop=in_loop)
-            written = call() if in_loop or is_here() else await asyncio.to_thread(call)
-        if not written:
-            _go_there()
-        _count(store, "bulk_batches" if written else "bulk_fallbacks")
-        return None if written else await self._fused.write(items, value, drop_axes)
+        with suppress(InDoubtError):
+            batch = Batch.of(store, items, value, drop_axes)
+            decoder = self._decoder_for(batch)
+            if decoder.shards is None and transform is not None and workspace is not None:
+                few = len(items) <= _MOST_FEW and batch.chunk_bytes <= _MOST_FEW_BYTES
+                in_loop = few and workspace.contents.inline and not is_here()
+                call = partial(write_batch, workspace, batch, decoder, transform, in_loop=in_loop)
+                if in_loop or is_here():
+                    call()
+                else:
+                    await asyncio.to_thread(call)
+                _count(store, "bulk_batches")
+                return
+        _go_there()
+        _count(store, "bulk_fallbacks")
+        await self._fused.write(items, value, drop_axes)
 
     @cached_property
     def _fused(self) -> FusedCodecPipeline:
         """Zarr's pipeline, for a request that is not taken in bulk."""
         return _made(FusedCodecPipeline, bounded(self), self.batch_size)
 
-    def _decoder_for(self, batch: Batch) -> BulkDecoder | None:
-        """The decoder of the array's chunks, kept for the next request."""
+    def _decoder_for(self, batch: Batch) -> BulkDecoder:
+        """The decoder of the array's chunks, kept for the next request.
+
+        Raises
+        ------
+        InDoubtError
+            If Zarr has to decode them.
+        """
         spec, known = batch.spec, self._decoder
         of = spec.shape, spec.dtype, spec.order
         if known is None or known[0] != of:
@@ -177,8 +182,9 @@ class BulkCodecPipeline(FusedCodecPipeline):
             object.__setattr__(self, "_decoder", known)
         decoder = known[1]
         # Of a few chunks of a shard, Zarr reads no others.
-        part = decoder is not None and decoder.shards is not None and not batch.wants_most
-        return None if part else decoder
+        if decoder is None or (decoder.shards is not None and not batch.wants_most):
+            raise InDoubtError
+        return decoder
 
 
 def use_bulk(array: zarr.Array[Any]) -> None:

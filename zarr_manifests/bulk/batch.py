@@ -1,47 +1,62 @@
-"""A request for chunks, as Zarr gives it to a codec pipeline, and how it is read in batches.
+"""A request for chunks, as Zarr gives it to a codec pipeline, and how it is read or written.
 
-Invariants of reading:
+Invariants:
 
 - Nothing of a chunk is copied to the output before it is verified and decoded. A chunk that is
   stored as it lies in the output may be read straight into it; if it is damaged, zeros are left.
 - All chunks of a request are of one snapshot. A reader that follows a branch reads the request
   again on the new head if its snapshot has expired.
+- Chunks to write are merged with what is stored, encoded and recorded in parts. Of a part, all
+  chunks are recorded in one step, or none.
+- The parts before one that fails stay written, as chunks do where Zarr writes one by one.
 - No call of this module still runs when it returns or raises.
+- What is not known here raises `InDoubtError`, and Zarr has to do it all.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 from zarr.abc.codec import GetResult
 from zarr.abc.store import Store
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import NDBuffer
 from zarr.core.buffer.cpu import NDBuffer as CPUBuffer
-from zarr.core.chunk_utils import fill_value_or_default
+from zarr.core.chunk_utils import ChunkTransform, chunk_is_empty, fill_value_or_default
+from zarr.core.codec_pipeline import _resolve_max_workers
 from zarr.storage import StorePath
 from zarr.storage._utils import normalize_path
 
-from zarr_manifests.decoding import BulkDecoder, Chunks, place
-from zarr_manifests.engine.edit.bulk_chunks import ChunkFetch, Request, array_keys, chunks_at_keys
+from zarr_manifests.decoding import BulkDecoder, Chunks, InDoubtError, gather, lying, place
+from zarr_manifests.engine.edit.bulk_chunks import (
+    ArrayKeys,
+    ChunkFetch,
+    Request,
+    array_keys,
+    chunks_at_keys,
+)
 from zarr_manifests.engine.edit.overlay import SessionView
+from zarr_manifests.engine.edit.workspace import INTERRUPTED, Workspace
 from zarr_manifests.engine.objects.coalescing import SPARE
 from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.ids import crc32c_of_each
 from zarr_manifests.store import ManifestStore
 
 type Results = tuple[GetResult, ...]
+type _Values = npt.NDArray[Any]
+type _Watch = Callable[[Coords, _Values], object]
 
-GAP_BYTES: Final = 64 * 1024
-SPAN_BYTES: Final = 1024**2
+_GAP_BYTES: Final = 64 * 1024
+_SPAN_BYTES: Final = 1024**2
 _FAR_SPAN_BYTES: Final = 4 * 1024**2
 LARGE_BYTES: Final = 64 * 1024
 """From this size of a chunk on, several threads are faster than one."""
@@ -50,6 +65,15 @@ _MISSING: Final = GetResult(status="missing")
 _START, _STOP, _STEP = attrgetter("start"), attrgetter("stop"), attrgetter("step")
 _MOST_WHOLE_BYTES: Final = 64 * 1024**2
 """Larger shards are read part by part."""
+_MOST_LOOKED_UP: Final = 16
+"""Up to so many chunks are looked up one by one, which reads only the newest delta of each."""
+_MOST_TAKEN: Final = 8
+_MOST_COPIED_BYTES: Final = 2 * 1024**2
+_MOST_KEPT_BYTES: Final = 8 * 1024**2
+_ROOMS: Final[list[npt.NDArray[np.uint8]]] = []
+_STEP_BYTES: Final = 1024**2
+"""Bytes that are merged and encoded at a time: a processor's cache holds them."""
+_WATCH: Final[ContextVar[_Watch | None]] = ContextVar("zarr_manifests_watch", default=None)
 
 
 class LazyPath(StorePath):
@@ -112,21 +136,25 @@ class Batch:
     @staticmethod
     def of(
         store: ManifestStore, items: Sequence[tuple[Any, ...]], cells: NDBuffer, drop_axes: Coords
-    ) -> Batch | None:
-        """The request; None if it is not known here."""
-        if type(cells) is not CPUBuffer:
-            return None
-        array: Any = cells.as_ndarray_like()
+    ) -> Batch:
+        """The request.
+
+        Raises
+        ------
+        InDoubtError
+            If it is not known here.
+        """
+        array: Any = cells.as_ndarray_like() if type(cells) is CPUBuffer else None
         spec = items[0][1]
         if type(array) is not np.ndarray or array.dtype != spec.dtype.to_native_dtype():
-            return None
+            raise InDoubtError
         # All chunks of a regular grid have one specification.
         known = [item[0] for item in items if item[0].store is store and item[1] is spec]
         lazy = {type(path) for path in known} == {LazyPath}
         # What is not normalized is no key of a chunk.
         keys = [path.joined if lazy else path.path for path in known]
         if len(keys) < len(items) or not spec.shape:
-            return None
+            raise InDoubtError
         selected, places, complete = ([item[i] for item in items] for i in (2, 3, 4))
         return Batch(keys, spec, selected, places, complete, array, drop_axes)
 
@@ -240,10 +268,10 @@ def _start(
 # --- reading ---------------------------------------------------------------------------------
 
 
-def read_few(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results | None:
-    """Read a few chunks, which are looked up and fetched one by one; None if in doubt."""
+def read_few(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results:
+    """Read a few chunks, which are looked up and fetched one by one."""
 
-    def read() -> Results | None:
+    def read() -> Results:
         results, straight = [], _is_straight(batch, decoder)
         for at, key in enumerate(batch.keys):
             entry = contents.find(key)
@@ -255,62 +283,54 @@ def read_few(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Resul
             if room is not None and contents.reader.read_into(entry, room):
                 results.append(_PRESENT)
                 continue
-            values = decoder.values([contents.reader.read(entry, 0, entry.length)])
-            if values is None:
-                return None
-            batch.put(at, values[0])
+            (values,) = decoder.values([contents.reader.read(entry, 0, entry.length)])
+            batch.put(at, values)
             results.append(_PRESENT)
         return tuple(results)
 
     return contents.guarded(read)
 
 
-def read_batch(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results | None:
-    """Read all chunks of the request; None if in doubt, and Zarr has to read it."""
+def read_batch(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results:
+    """Read all chunks of the request."""
     return contents.guarded(lambda: _read(contents, batch, decoder))
 
 
-def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results | None:
-    at_keys = array_keys(contents, batch.keys)
-    found = None if at_keys is None else chunks_at_keys(contents, at_keys)
-    if at_keys is None or found is None:
-        return None
-    coords, (table, rows) = at_keys.coords, found
+def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results:
+    at_keys = _known(array_keys(contents, batch.keys))
+    coords, (table, rows) = at_keys.coords, _known(chunks_at_keys(contents, at_keys))
     due = np.flatnonzero(rows >= 0)
     corner = batch.corner(coords)
     if decoder.shards is not None and corner is None:
-        return None
+        raise InDoubtError
     reader, straight = contents.reader, _is_straight(batch, decoder)
     if table is not None and len(due):
         fetch = ChunkFetch(
             contents,
             table,
-            gap_bytes=GAP_BYTES,
-            span_bytes=SPAN_BYTES if contents.inline else _FAR_SPAN_BYTES,
+            gap_bytes=_GAP_BYTES,
+            span_bytes=_SPAN_BYTES if contents.inline else _FAR_SPAN_BYTES,
             spare=None if contents.inline else SPARE,
             cached=True,
         )
 
-        def take(request: Request) -> bool:
-            """Copy the chunks of a request; whether all could be decoded."""
+        def take(request: Request) -> None:
+            """Copy the chunks of a request."""
             at, size = due[request.members], decoder.batch_chunks
             if straight and len(at) == 1:
                 number = int(at[0])
                 room = batch.room(number)
                 if room is not None and reader.read_into(table.ref(int(rows[number])), room):
-                    return True
+                    return
             chunks = request.send()
-            return all(
+            for i in range(0, len(at), size):
                 _put(batch, decoder, corner, coords, at[i : i + size], chunks[i : i + size])
-                for i in range(0, len(at), size)
-            )
 
         requests = fetch.requests(rows[due])
         nbytes = math.prod(decoder.chunk_shape) * decoder.stored.itemsize
         inline = contents.inline and not fetch.is_remote(rows[due])
         threaded = nbytes >= LARGE_BYTES
-        if not run_all(contents, requests, take, inline=inline, threaded=threaded):
-            return None
+        _run_all(contents, requests, take, inline=inline, threaded=threaded)
     if len(due) == len(rows):
         return (_PRESENT,) * len(rows)
     for at in np.flatnonzero(rows < 0).tolist():
@@ -330,60 +350,302 @@ def _put(
     every: IndexArray,
     numbers: IndexArray,
     chunks: Chunks,
-) -> bool:
-    """Decode the chunks of these numbers and copy them; whether they could be decoded.
+) -> None:
+    """Decode the chunks of these numbers and copy them.
 
     `every` has the coordinates of all chunks of the request.
     """
     coords = every[numbers]
     if decoder.shards is not None:
-        found = decoder.inner_chunks(coords, chunks)
-        if found is None:
-            return False
-        if len(found[1]) < len(chunks) * math.prod(decoder.shards.counts):
+        every_part = len(chunks) * math.prod(decoder.shards.counts)
+        coords, chunks = decoder.inner_chunks(coords, chunks)
+        if len(chunks) < every_part:
             for number in numbers.tolist():
                 batch.put_fill_value(number)
-        coords, chunks = found
         if not len(chunks):
-            return True
+            return
     values = decoder.values(chunks)
-    if values is None:
-        return False
     if corner is not None and (len(numbers) > 1 or decoder.shards is not None):
         place(values, coords, batch.cells, corner)
     else:
         for number, cells in zip(numbers.tolist(), values, strict=True):
             batch.put(number, cells)
-    return True
 
 
-def run_all[Item](
+def _known[T](found: T | None) -> T:
+    """What was found; it is for Zarr if nothing was."""
+    if found is None:
+        raise InDoubtError
+    return found
+
+
+def _run_all[Item](
     contents: SessionView,
     items: Sequence[Item],
-    take: Callable[[Item], bool],
+    take: Callable[[Item], None],
     *,
     inline: bool,
     threaded: bool,
-) -> bool:
-    """Whether `take` returns true for every item.
-
-    In threads if a remote storage is asked, or if the items are worth it.
-    """
+) -> None:
+    """Call `take` with each item, in threads if a remote storage is asked, or if it is worth it."""
     parallel = contents.context.runtime.parallel
     if not inline:
-        return all(parallel([partial(take, item) for item in items]))
-    threads = min(_threads(), len(items)) if threaded else 1
+        parallel([partial(take, item) for item in items])
+        return
+    threads = min(_resolve_max_workers(), len(items)) if threaded else 1  # as Zarr's fused pipeline
     if threads <= 1:
-        return all(map(take, items))
+        for item in items:
+            take(item)
+        return
     # Each thread takes the next item when it is done with one, since one may be slowed down.
     due = iter(items)
-    return all(parallel([lambda: all(map(take, due))] * threads))
+    parallel([lambda: [*map(take, due)]] * threads)
 
 
-def _threads() -> int:
-    """As many as Zarr's fused pipeline uses."""
-    given = zarr.config.get("codec_pipeline.max_workers", None)
+# --- writing ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def watched(watch: Callable[[Coords, npt.NDArray[Any]], object]) -> Iterator[None]:
+    """In the block, have `watch` called with each chunk that is written wholly and in bulk.
+
+    It gets the chunk's coordinates and contiguous values just before these are encoded, which then
+    finds them in the processor's cache. It is called from several threads, and for no chunk that
+    is written otherwise.
+    """
+    token = _WATCH.set(watch)
     try:
-        return max(int(given), 1)
-    except (TypeError, ValueError):  # not set, or not a number, as Zarr takes it
-        return os.cpu_count() or 1
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def write_batch(
+    workspace: Workspace,
+    batch: Batch,
+    decoder: BulkDecoder,
+    transform: ChunkTransform,
+    *,
+    in_loop: bool,
+) -> None:
+    """Write all chunks of the request.
+
+    `in_loop` says that the caller is an event loop, which must not block on an upload.
+    """
+    found = _known(array_keys(workspace.contents, batch.keys))
+    if len(set(batch.keys)) < len(batch.keys):
+        raise InDoubtError
+    nbytes, config = batch.chunk_bytes, workspace.context.config
+    # Where a few chunks lie in the values need not be known: copied one by one, they are faster.
+    total = len(batch.keys)
+    few = total <= _MOST_TAKEN and 2 * total * nbytes < config.pack_bytes
+    corner = None if few else batch.corner(found.coords)
+    parts = _PartWriter(workspace, batch, decoder, transform, found, corner)
+    # Threads are worth while for large chunks only, and then each takes one at a time. To copy a
+    # few MB takes less time than to hand them over.
+    most = max(config.pack_bytes // nbytes, 1)
+    copied = not decoder.stages and nbytes * total <= _MOST_COPIED_BYTES
+    large = nbytes >= LARGE_BYTES and not copied
+    packed = config.inline_chunk_bytes < nbytes <= workspace.most_packed and not decoder.stages
+    # Parts of equal size: none is left that is too small for a pack of its own.
+    size = 1 if large and not packed else -(-total // -(-total // most))
+
+    def put(start: int) -> None:
+        part = range(start, min(start + size, total))
+        if packed and 2 * len(part) * nbytes >= config.pack_bytes:
+            parts.put_pack(part)
+        else:
+            parts.put(part, in_loop=in_loop)
+
+    starts = range(0, total, size)
+    inline = workspace.contents.inline
+    try:
+        _run_all(workspace.contents, starts, put, inline=inline, threaded=large)
+    except KeyboardInterrupt:
+        workspace.closed = INTERRUPTED
+        raise
+
+
+class _PartWriter:
+    """The parts of a request, which are written one by one."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        batch: Batch,
+        decoder: BulkDecoder,
+        transform: ChunkTransform,
+        at: ArrayKeys,
+        corner: Coords | None,
+    ) -> None:
+        self._workspace, self._batch, self._decoder = workspace, batch, decoder
+        self._transform, self._at, self._corner = transform, at, corner
+        self._step = max(_STEP_BYTES // batch.chunk_bytes, 1)
+        self._watch = _WATCH.get()
+
+    def put(self, part: range, *, in_loop: bool) -> None:
+        """Write these chunks."""
+        batch, encoded = self._batch, list[bytes | memoryview | None]()
+        for rows in self._steps(part):
+            values = self._whole(rows.start) if len(rows) == 1 else None
+            if values is None:
+                values = np.empty((len(rows), *batch.spec.shape), batch.cells.dtype)
+                self._fill(rows, values)
+            encoded += self._encoded(self._shown(rows, values))
+        self._workspace.set_chunks(*self._keys(part), encoded, in_loop=in_loop)
+
+    def put_pack(self, part: range) -> None:
+        """Write chunks that are not compressed as one object."""
+        lying = self._lying(part)
+        with _room(len(part) * self._batch.chunk_bytes if lying is None else 0) as room:
+            values = self._in_stored_order(room, len(part)) if lying is None else lying
+            chunks = (room if lying is None else _bytes_of(lying)).reshape(len(part), -1)
+            empty: list[int] = []
+            checksums = np.empty(len(part), np.int64)
+            for rows in self._steps(part):
+                here = slice(rows.start - part.start, rows.stop - part.start)
+                if lying is None:
+                    self._fill(rows, values[here])
+                seen = self._shown(rows, values[here])
+                empty += [here.start + i for i in _empty(seen, self._batch)]
+                checksums[here] = crc32c_of_each(list(chunks[here]))
+            keys, at = self._keys(part)
+            if empty or not at.in_order:
+                found = [None if i in empty else data.tobytes() for i, data in enumerate(chunks)]
+                self._workspace.set_chunks(keys, at, found)
+            else:
+                self._workspace.set_pack(keys, at, memoryview(_bytes_of(chunks)), checksums)
+
+    def _lying(self, part: range) -> _Values | None:
+        """The new values of chunks, if these lie in memory one after another as in a pack."""
+        batch, corner = self._batch, self._corner
+        if corner is None or not self._decoder.is_plain(batch.cells.dtype):
+            return None
+        return lying(batch.spec.shape, self._keys(part)[1].coords, batch.cells, corner)
+
+    def _in_stored_order(self, room: npt.NDArray[np.uint8], number: int) -> _Values:
+        """So many chunks in memory that is to be stored, of shape (chunks, *chunk shape)."""
+        decoder = self._decoder
+        shape = [self._batch.spec.shape[axis] for axis in decoder.order]
+        back = np.argsort(decoder.order) + 1
+        values = room.view(decoder.stored).reshape(number, *shape)
+        return values.transpose(0, *back.tolist())
+
+    def _shown(self, rows: range, values: _Values) -> _Values:
+        """The values, contiguous if somebody watches, who has then seen the whole chunks."""
+        if self._watch is None:
+            return values
+        values = np.ascontiguousarray(values)
+        for row, chunk in zip(rows, values, strict=True):
+            if self._batch.complete[row]:
+                self._watch(tuple(self._at.coords[row].tolist()), chunk)
+        return values
+
+    def _steps(self, part: range) -> list[range]:
+        return [part[i : i + self._step] for i in range(0, len(part), self._step)]
+
+    def _keys(self, part: range) -> tuple[list[str], ArrayKeys]:
+        here = slice(part.start, part.stop)
+        return self._batch.keys[here], self._at.part(here)
+
+    def _whole(self, number: int) -> _Values | None:
+        """A chunk that is written wholly, without a copy; else None."""
+        batch = self._batch
+        if not batch.complete[number] or not batch.cells.ndim:
+            return None
+        chunk = batch.taken(number)
+        return chunk[None] if chunk.shape == batch.spec.shape else None
+
+    def _fill(self, part: range, values: _Values) -> None:
+        """Fill in the new values of chunks, of shape (chunks, *chunk shape)."""
+        batch, corner = self._batch, self._corner
+        _, at = self._keys(part)
+        if not batch.is_whole and (
+            corner is None
+            or not _are_inside(at.coords, batch.spec.shape, corner, batch.cells.shape)
+        ):
+            values[...] = fill_value_or_default(batch.spec)
+            partial = np.flatnonzero([not batch.complete[i] for i in part])
+            if len(partial):
+                self._read_stored(part, partial, values)
+        if corner is not None:
+            gather(values, at.coords, batch.cells, corner)
+        else:
+            for number, chunk in zip(part, values, strict=True):
+                batch.take(number, chunk)
+
+    def _read_stored(self, part: range, rows: IndexArray, values: _Values) -> None:
+        """Copy what is stored of chunks to their rows of the values."""
+        batch, contents, count = self._batch, self._workspace.contents, len(rows)
+        every = (slice(None),) * len(batch.spec.shape)
+        stored = replace(
+            batch,
+            keys=[batch.keys[part[row]] for row in rows],
+            selected=[every] * count,
+            places=rows.tolist(),
+            complete=[True] * count,
+            cells=values,
+            drop_axes=(),
+        )
+        few = contents.inline and count <= _MOST_LOOKED_UP
+        (read_few if few else read_batch)(contents, stored, self._decoder)
+
+    def _encoded(self, values: _Values) -> list[bytes | memoryview | None]:
+        """The bytes to store of each chunk; None if there are none."""
+        spec, most = self._batch.spec, self._workspace.most_packed
+        empty = _empty(values, self._batch)
+        if not self._decoder.stages:
+            axes = [axis + 1 for axis in self._decoder.order]
+            each = values.transpose(0, *axes).astype(self._decoder.stored, copy=False)
+            return [None if i in empty else _data(chunk, most) for i, chunk in enumerate(each)]
+        found: list[bytes | memoryview | None] = []
+        for i, chunk in enumerate(values):
+            made = None if i in empty else self._transform.encode_chunk(CPUBuffer(chunk), spec)
+            found.append(None if made is None else _data(made.as_numpy_array(), most))
+        return found
+
+
+@contextmanager
+def _room(nbytes: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Memory for a pack, kept for the next one, since new memory takes as long as filling it."""
+    try:
+        room = _ROOMS.pop()
+    except IndexError:
+        room = np.empty(0, np.uint8)
+    if len(room) < nbytes:
+        room = np.empty(nbytes, np.uint8)
+    try:
+        yield room[:nbytes]
+    finally:
+        if not _ROOMS and nbytes <= _MOST_KEPT_BYTES:
+            _ROOMS.append(room)
+
+
+def _are_inside(coords: IndexArray, shape: Coords, corner: Coords, size: Coords) -> bool:
+    """Whether the chunks lie wholly in the box of cells from `corner` on."""
+    lo = coords * np.array(shape, np.int64) - np.array(corner, np.int64)
+    return bool((lo >= 0).all() and (lo + shape <= np.array(size)).all())
+
+
+def _empty(values: _Values, batch: Batch) -> set[int]:
+    """Which chunks have the fill value only, and need not be stored."""
+    spec = batch.spec
+    if spec.config.write_empty_chunks:
+        return set()
+    of_each: Any = (slice(None), *(0,) * len(spec.shape))
+    first = values[of_each]
+    # NaN is none of the values that equal the fill value.
+    likely = (first == fill_value_or_default(spec)) | (first != first)
+    candidates = np.flatnonzero(likely).tolist()
+    return {i for i in candidates if chunk_is_empty(CPUBuffer(values[i]), spec)}
+
+
+def _data(values: _Values, most_packed: int) -> bytes | memoryview:
+    """Bytes of values; without a copy if they are written before the write returns."""
+    if values.nbytes <= most_packed:
+        return values.tobytes()
+    return memoryview(_bytes_of(np.ascontiguousarray(values)))
+
+
+def _bytes_of(values: _Values) -> npt.NDArray[np.uint8]:
+    return values.reshape(-1).view(np.uint8)

@@ -19,7 +19,7 @@ FAULTS = [
     ),
     Fault(
         "a-write-that-was-interrupted-is-committed",
-        "bulk/writing.py",
+        "bulk/batch.py",
         "workspace.closed = INTERRUPTED",
         "pass",
     ),
