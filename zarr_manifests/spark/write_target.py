@@ -41,8 +41,7 @@ from zarr_manifests.spark.plan import span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.xarray.fit import MisfitError, fit_of
-from zarr_manifests.xarray.parts import same_labels
-from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement
+from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement, same_labels
 from zarr_manifests.xarray.writers import to_session
 
 _WHOLE: Final = {"dtype": "int64", "_FillValue": -(2**63)}

@@ -1,18 +1,11 @@
-"""What a write puts into a session, and where its rows go.
+"""What a write puts into a session, by group.
 
 `parts_of` parses the arguments of a write into datasets, each with the group that it goes to. A
 `DataArray` is a dataset of one variable, under the names that `DataArray.to_zarr` gives it, so that
 `xarray.open_dataarray` returns the same array. A `DataTree` has a dataset for each node.
 
-An append is planned from the index coordinate in a session (`planning.conflict.appends`).
-`Append.plan` reads it, and `Append.tip_check` plans again on the tip that a commit is about to land
-on. If the plan differs, the commit is a conflict, and `write` starts over there. `same_labels` is
-for writes from rows, which look up positions in the coordinates of one snapshot. Reads made to
-compare do not count as reads of the session.
-
-Invariant: labels are compared as they would be read back. Given labels are encoded like the
-existing array and decoded together with its labels, so that a label that was rounded when it was
-stored is found again.
+An append with an index coordinate is planned by its labels (`planning.conflict.appends`), and cut
+into the rows that replace others, and those that go behind them.
 """
 
 from __future__ import annotations
@@ -23,30 +16,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 import xarray as xr
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
-from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.edit.workspace import TipCheck, Workspace
-from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import (
-    AlreadyExistsError,
-    Conflict,
-    ConflictError,
-    ConflictKind,
-    InvalidArgumentError,
-)
+from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.grid import Coords
-from zarr_manifests.keys import is_inside, join, split
-from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting, plan_append
-from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.keys import is_inside
+from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting
 from zarr_manifests.texts import listed
-from zarr_manifests.xarray.stored_group import StoredGroup, is_virtual
 
 type Given = xr.Dataset | xr.DataArray | xr.DataTree
 type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
@@ -56,7 +36,6 @@ type Encodings = Mapping[Hashable, Mapping[str, Any]]
 
 _MODES: Final = ("w", "w-", "a", "a-", "r+")
 _ON_EXISTING: Final = ("error", "skip", "replace")
-_CHANGED: Final = "the labels that are there have changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +48,10 @@ class DatasetPart:
         The dataset.
     group : str
         Path of the group, without slashes around it.
-    mode, append_dim, region, encoding, check, statistics
+    mode, append_dim, region, encoding, on_existing, sort, check, statistics
         As in `write`, for this dataset.
-    append : Append, optional
-        The append, if its labels are compared.
+    labels : Variable, optional
+        The index coordinate along which rows are appended, if there is one, in memory.
     top : str
         Path of the group that all parts are in.
     only_group : bool
@@ -87,9 +66,11 @@ class DatasetPart:
     append_dim: Hashable | None
     region: Region | None
     encoding: Encodings
+    on_existing: OnExisting
+    sort: Literal["keep"] | None
     check: bool
     statistics: bool
-    append: Append | None
+    labels: xr.Variable | None
     top: str
     only_group: bool = False
     zarr_format: int = 3
@@ -135,7 +116,7 @@ def parts_of(
     found = []
     for path, ds, own in datasets:
         at = f"{top}/{path}".strip("/") if path else top
-        how = mode, append_dim, region, _encoding(ds, own), check, statistics
+        how = mode, append_dim, region, _encoding(ds, own), on_existing, sort, check, statistics
         part = DatasetPart(ds, at, *how, None, top)
         if isinstance(given, xr.DataTree):
             part = _of_tree(part)
@@ -143,7 +124,7 @@ def parts_of(
         labels = ds.variables.get(dim)
         if labels is not None and labels.dims == (dim,):
             labels = labels.copy(deep=False).load()  # without loading the caller's dataset
-            part = replace(part, append=Append(str(dim), at, labels, on_existing, sort))
+            part = replace(part, labels=labels)
         elif dim is not None and on_existing != "error":
             raise InvalidArgumentError(
                 f"on_existing={on_existing!r} compares the labels of {dim!r} with the existing "
@@ -264,202 +245,39 @@ def _of_tree(part: DatasetPart) -> DatasetPart:
     return replace(part, only_group=not ds.variables and not ds.attrs and part.mode != "w")
 
 
+def is_virtual(variable: xr.Variable) -> bool:
+    """Whether the values of a variable are references of VirtualiZarr."""
+    kind = type(variable._data)
+    return kind.__name__ == "ManifestArray" and kind.__module__.startswith("virtualizarr.")
+
+
 # --- appends ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Append:
-    """An append along a dimension that has an index coordinate.
+def pieces_of(
+    ds: xr.Dataset, dim: str, planned: AppendPlan
+) -> Iterator[tuple[xr.Dataset, Mapping[str, slice] | None, Mapping[Hashable, Sequence[int]]]]:
+    """Yield what an append writes, where, and by dimension which rows they are.
 
-    Parameters
-    ----------
-    dim : str
-        The dimension.
-    group : str
-        Path of the group.
-    labels : Variable
-        The coordinate as given.
-    on_existing : {"error", "skip", "replace"}
-        What to do with labels that exist already.
-    sort : {"keep"} or None
-        Whether rows may be appended that leave the labels unsorted.
+    A region of None is the end of the array.
     """
-
-    dim: str
-    group: str
-    labels: xr.Variable
-    on_existing: OnExisting
-    sort: Literal["keep"] | None
-
-    def plan(self, group: StoredGroup) -> AppendPlan:
-        """Plan what to do with each row on this group.
-
-        Raises
-        ------
-        AlreadyExistsError, InvalidArgumentError
-            Like `plan_append`.
-        """
-        labels, keep = group.labels(self.dim, self.labels), self.sort == "keep"
-        return plan_append(self.dim, *labels, self.on_existing, keep_order=keep)
-
-    def tip_check(self, contents: SessionView, planned: AppendPlan, *, relocate: bool) -> TipCheck:
-        """What refuses a tip on which a plan would differ that was made on these contents.
-
-        If the session itself has changed the labels before, every change of others is refused.
-        With `relocate`, rows may be put behind those that others append in the meantime.
-        """
-        path, changes, context = join(self.group, self.dim), contents.changes, contents.context
-        stored = contents.view.nodes.get(path)
-        touched = stored is not None and stored.node_id in changes.touched()
-        before = None
-        if touched or path in changes.nodes:
-            base = StoredGroup(SessionView(context, contents.view), self.group)
-            before = base.labels(self.dim, self.labels)[0]
-
-        def check(on: SnapshotView) -> None:
-            there = StoredGroup(SessionView(context, on), self.group)
-            if before is not None:
-                if not np.array_equal(there.labels(self.dim, self.labels)[0], before):
-                    raise self._conflict(ConflictKind.READ, "read", _CHANGED)
-                return
-            try:
-                now = self.plan(there)
-            except (AlreadyExistsError, InvalidArgumentError) as error:
-                reason = f"with the labels that are there now, {error}"
-                raise self._conflict(ConflictKind.READ, "read", reason) from None
-            if (now.appended, now.replaced) != (planned.appended, planned.replaced):
-                raise self._conflict(ConflictKind.READ, "read", _CHANGED)
-            if now.start != planned.start and planned.appended and not relocate:
-                reason = f"both commits append along {self.dim!r}"
-                raise self._conflict(ConflictKind.APPEND, "growth", reason)
-
-        return check
-
-    def _conflict(self, kind: ConflictKind, component: str, reason: str) -> ConflictError:
-        return ConflictError(
-            f"other commits came first and changed arrays along {self.dim!r}; nothing was "
-            "committed. Write again, on top of the newest snapshot",
-            [Conflict(kind, f"/{join(self.group, self.dim)}", component, reason)],
-        )
-
-    def parts(
-        self, ds: xr.Dataset, planned: AppendPlan
-    ) -> Iterator[tuple[xr.Dataset, Mapping[str, slice] | None, Mapping[Hashable, Sequence[int]]]]:
-        """Yield the parts to write, their regions, and by dimension which rows they are.
-
-        A region of None is the end of the array.
-        """
-        fixed = [name for name, v in ds.variables.items() if self.dim not in v.dims]
-        values = ds.drop_vars([*fixed, self.dim])
-        for run in planned.replaced if values.variables else ():
-            place = {self.dim: slice(run.start, run.start + len(run.rows))}
-            yield self._rows(values, run.rows), place, {self.dim: run.rows}
-        if planned.appended or planned.replaced or not ds.sizes[self.dim]:
-            yield self._rows(ds, planned.appended), None, {self.dim: planned.appended}
-
-    def _rows(self, ds: xr.Dataset, rows: Sequence[int]) -> xr.Dataset:
-        first = rows[0] if rows else 0
-        in_a_row = [*rows] == [*range(first, first + len(rows))]
-        if in_a_row and len(rows) == ds.sizes[self.dim] and self.on_existing == "error":
-            return ds
-        part = ds.isel({self.dim: slice(first, first + len(rows)) if in_a_row else [*rows]})
-        for variable in part.variables.values():
-            if not rows and variable.chunks is not None and self.dim in variable.dims:
-                variable.data = np.empty(variable.shape, variable.dtype)  # else a block is computed
-        return part
+    fixed = [name for name, v in ds.variables.items() if dim not in v.dims]
+    values = ds.drop_vars([*fixed, dim])
+    for run in planned.replaced if values.variables else ():
+        place = {dim: slice(run.start, run.start + len(run.rows))}
+        yield _rows(values, dim, run.rows), place, {dim: run.rows}
+    if planned.appended or planned.replaced or not ds.sizes[dim]:
+        yield _rows(ds, dim, planned.appended), None, {dim: planned.appended}
 
 
-def same_labels(context: ReadContext, view: SnapshotView, paths: Iterable[str]) -> TipCheck:
-    """What refuses a tip on which a coordinate has other labels; it may have more.
-
-    Parameters
-    ----------
-    context : ReadContext
-        What reads the repository.
-    view : SnapshotView
-        The snapshot whose labels count.
-    paths : iterable of str
-        Paths of the coordinates; those that are not there are left out.
-    """
-
-    def stored(view: SnapshotView, path: str) -> npt.NDArray[Any]:
-        group, name = split(path)
-        return StoredGroup(SessionView(context, view), group).values(name)
-
-    before = {path: stored(view, path) for path in paths if path in view.nodes}
-
-    def check(on: SnapshotView) -> None:
-        for path, labels in before.items():
-            now = stored(on, path) if path in on.nodes else labels[:0]
-            alike, floats = now.dtype == labels.dtype, now.dtype.kind in "fc"
-            if not alike or not np.array_equal(now[: len(labels)], labels, equal_nan=floats):
-                raise ConflictError(
-                    f"another commit came first and changed the coordinate {path!r}, by which rows "
-                    "were looked up; nothing was committed. Write again",
-                    [Conflict(ConflictKind.READ, f"/{path}", "read", "the labels have changed")],
-                )
-
-    return check
-
-
-# --- regions ------------------------------------------------------------------------------------
-
-
-def located(part: DatasetPart, store: ManifestStore) -> dict[str, slice]:
-    """Return the region of a part with slices in place of "auto", which are found by the labels.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the region is none of this dataset, or labels are not there, or not beside each other.
-    """
-    group = StoredGroup(contents_of(store), part.group)  # a session notes it as read
-    ds, region = part.ds, part.region
-    found: dict[Hashable, Any]
-    found = dict.fromkeys(ds.dims, "auto") if region == "auto" else region  # type: ignore[assignment]
-    if not isinstance(found, Mapping):
-        raise InvalidArgumentError(f"region is a mapping or 'auto', not {region!r}")
-    for dim, at in found.items():
-        if dim not in ds.dims:
-            raise InvalidArgumentError(
-                f"region names {dim!r}, which is not a dimension of the dataset; there are: "
-                f"{listed(ds.dims, 20)}"
-            )
-        if dim == part.append_dim:
-            raise InvalidArgumentError(f"{dim!r} cannot be both append_dim and in region")
-        if at == "auto" and part.mode == "a-":
-            raise InvalidArgumentError("region='auto' goes with mode 'r+' or 'a', not 'a-'")
-        if at != "auto" and (not isinstance(at, slice) or at.step not in (None, 1)):
-            raise InvalidArgumentError(
-                f"the region of {dim!r} is a slice with step 1 or 'auto', not {at!r}"
-            )
-    found = {dim: _run_of(ds, dim, group) if at == "auto" else at for dim, at in found.items()}
-    apart = [name for name, v in ds.variables.items() if found and found.keys().isdisjoint(v.dims)]
-    if apart:
-        raise InvalidArgumentError(
-            f"{apart[0]!r} has none of the region's dimensions ({', '.join(map(str, found))}): "
-            f"leave such variables out, by ds.drop_vars({apart!r})"
-        )
-    return {str(dim): at for dim, at in found.items()}
-
-
-def _run_of(ds: xr.Dataset, dim: Hashable, group: StoredGroup) -> slice:
-    """Where the labels of a dataset are in the group."""
-    if dim not in ds.variables:
-        return slice(0, ds.sizes[dim])
-    if str(dim) not in group.nodes:
-        raise InvalidArgumentError(f"region: the group has no labels of {dim!r}; give a slice")
-    there, given = group.labels(str(dim), ds.variables[dim])
-    at = pd.Index(there).get_indexer(pd.Index(given))
-    if (at < 0).any():
-        raise InvalidArgumentError(
-            f"region: the label {given[at < 0][0]} of {dim!r} is not in the group; append it"
-        )
-    if (np.diff(at) != 1).any():
-        raise InvalidArgumentError(
-            f"region: the labels of {dim!r} are not beside each other, in this order, in the group"
-        )
-    return slice(int(at[0]), int(at[-1]) + 1) if at.size else slice(0, 0)
+def _rows(ds: xr.Dataset, dim: str, rows: Sequence[int]) -> xr.Dataset:
+    first = rows[0] if rows else 0
+    in_a_row = [*rows] == [*range(first, first + len(rows))]
+    part = ds.isel({dim: slice(first, first + len(rows)) if in_a_row else [*rows]})
+    for variable in part.variables.values():
+        if not rows and variable.chunks is not None and dim in variable.dims:
+            variable.data = np.empty(variable.shape, variable.dtype)  # else a block is computed
+    return part
 
 
 # --- what the snapshot has already ----------------------------------------------------------------

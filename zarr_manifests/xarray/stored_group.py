@@ -9,20 +9,28 @@ Times that are not whole days are written in hours, without the array saying so.
 some arrays longer, and a dataset opens only if all arrays of a dimension have the same length. Such
 writes are refused by `check_agreement`, before anything is written.
 
+An append is planned from the labels that are there, and planned again on the tip that its commit is
+about to land on. If the plan differs, the commit is a conflict, and `write` starts over there.
+Writes from rows, which look up positions in the coordinates of one snapshot, compare these.
+
 Invariants: to agree, no data is read but times and index coordinates; these reads do not count as
-reads of the session, so its commit can still be rebased onto others'.
+reads of the session, so its commit can still be rebased onto others'. Labels are compared as they
+would be read back: given ones are encoded like the existing array and decoded together with its
+labels, so that a label that was rounded when it was stored is found again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import xarray as xr
 import zarr
 from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper, encode_zarr_variable
@@ -33,7 +41,16 @@ from zarr.storage import StorePath
 from zarr_manifests.bulk import read_here, use_bulk
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.engine.edit.workspace import TipCheck
+from zarr_manifests.engine.snapshot.context import ReadContext
+from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    InvalidArgumentError,
+)
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import (
     V2_ARRAY,
@@ -44,21 +61,21 @@ from zarr_manifests.keys import (
     join,
     split,
 )
+from zarr_manifests.planning.conflict.appends import AppendPlan, plan_append
 from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting import meaning_of_bounds
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.fit import PACKED_BY
+from zarr_manifests.xarray.parts import DatasetPart, is_virtual
 
+_CHANGED: Final = "the labels that are there have changed"
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 _SAME_NOW: Final = ("standard", "gregorian", "proleptic_gregorian")
 """Calendars that agree since 1582."""
 
 _FINE: Final = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
-_MOST_PARSED: Final = 1024
-_PARSED: dict[bytes, Any] = {}
-"""What Zarr makes of v3 documents. Nobody changes it: arrays are made longer by a copy."""
 
 
 class StoredGroup:
@@ -117,11 +134,12 @@ class StoredGroup:
         return dict(zip(meta.dimension_names or (), meta.shape, strict=False))
 
     def array(self, name: str) -> zarr.Array[Any]:
-        """One of its arrays, which is read in bulk."""
+        """One of its arrays, opened without Zarr's event loop, and read in bulk."""
         if name not in self._arrays:
-            found = self._open(self.nodes[name])
-            use_bulk(found)
-            self._arrays[name] = found
+            node = self.nodes[name]
+            place = StorePath(self._store, node.path)
+            self._arrays[name] = zarr.Array.from_dict(place, _document(node, V2_ARRAY))
+            use_bulk(self._arrays[name])
         return self._arrays[name]
 
     def values(self, name: str) -> npt.NDArray[Any]:
@@ -202,12 +220,7 @@ class StoredGroup:
     def open_in(self, store: ManifestStore) -> zarr.Group:
         """The group, which exists, in another store of the same contents."""
         assert self._group is not None
-        documents = self._group.documents
-        if self.zarr_format == 3:
-            document = json.loads(documents[V3_DOCUMENT])
-        else:
-            attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
-            document = {**json.loads(documents[V2_GROUP]), "attributes": attributes}
+        document = _document(self._group, V2_GROUP)
         document.pop("consolidated_metadata", None)
         opened: Any = zarr.AsyncGroup.from_dict(StorePath(store, self._path), document)
         return zarr.Group(opened)
@@ -227,38 +240,17 @@ class StoredGroup:
             metadata = metadata.update_shape(tuple(shape))
             for key, value in metadata.to_buffer_dict(default_buffer_prototype()).items():
                 store.set_sync(join(held.path, key), value)
-                if key == V3_DOCUMENT:
-                    _keep(value.to_bytes(), metadata)  # for the next append
         path = StorePath(store, held.path)
         return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=path, config=held.config))
 
-    def _open(self, node: Node) -> zarr.Array[Any]:
-        """The array of the node, opened without Zarr's event loop."""
-        place, documents = StorePath(self._store, node.path), node.documents
-        if self.zarr_format != 3:
-            attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
-            fields = {**json.loads(documents[V2_ARRAY]), "attributes": attributes}
-            return zarr.Array.from_dict(place, fields)
-        stored = bytes(documents[V3_DOCUMENT])
-        if stored not in _PARSED:
-            found = zarr.Array.from_dict(place, json.loads(stored))
-            _keep(stored, found.metadata)
-            return found
-        return zarr.Array(zarr.AsyncArray(metadata=_PARSED[stored], store_path=place))
 
-
-def _keep(document: bytes, metadata: Any) -> None:
-    if getattr(metadata, "_stored_document", None) is not None:  # which Zarr has yet to repair
-        return
-    if len(_PARSED) >= _MOST_PARSED:
-        _PARSED.clear()
-    _PARSED[document] = metadata
-
-
-def is_virtual(variable: xr.Variable) -> bool:
-    """Whether the values of a variable are references of VirtualiZarr."""
-    kind = type(variable._data)
-    return kind.__name__ == "ManifestArray" and kind.__module__.startswith("virtualizarr.")
+def _document(node: Node, of_v2: str) -> dict[str, Any]:
+    """The document of a node, with its attributes."""
+    stored = node.documents
+    found: dict[str, Any] = json.loads(stored.get(V3_DOCUMENT) or stored[of_v2])
+    if V3_DOCUMENT not in stored:
+        found["attributes"] = json.loads(stored.get(V2_ATTRIBUTES, b"{}"))
+    return found
 
 
 # --- whether a dataset agrees with it -------------------------------------------------------------
@@ -377,3 +369,159 @@ def _check_index(name: str, variable: xr.Variable, group: StoredGroup) -> None:
             f"for all earlier data: bring the dataset onto the same {name!r} (such as by sortby or "
             f"reindex), or drop {name!r} if only its values are wrong"
         )
+
+
+# --- where rows go ------------------------------------------------------------------------------
+
+
+def planned_on(there: StoredGroup, part: DatasetPart) -> AppendPlan | None:
+    """What becomes of each row that is appended to a group; None if no labels are compared.
+
+    Raises
+    ------
+    AlreadyExistsError, InvalidArgumentError
+        Like `plan_append`.
+    """
+    if part.labels is None:
+        return None
+    dim = str(part.labels.dims[0])
+    labels = there.labels(dim, part.labels)
+    return plan_append(dim, *labels, part.on_existing, keep_order=part.sort == "keep")
+
+
+def append_check(
+    part: DatasetPart, contents: SessionView, planned: AppendPlan, *, relocate: bool
+) -> TipCheck:
+    """What refuses a tip on which a plan would differ that was made on these contents.
+
+    If the session itself has changed the labels before, every change of others is refused. With
+    `relocate`, rows may be put behind those that others append in the meantime.
+    """
+    labels, context = part.labels, contents.context
+    assert labels is not None
+    part = replace(part, ds=xr.Dataset())  # a session keeps many checks, and no values
+    dim = str(labels.dims[0])
+    path, changes = join(part.group, dim), contents.changes
+    stored = contents.view.nodes.get(path)
+    touched = stored is not None and stored.node_id in changes.touched()
+    before = None
+    if touched or path in changes.nodes:
+        base = StoredGroup(SessionView(context, contents.view), part.group)
+        before = base.labels(dim, labels)[0]
+
+    def conflict(kind: ConflictKind, component: str, reason: str) -> ConflictError:
+        return ConflictError(
+            f"other commits came first and changed arrays along {dim!r}; nothing was committed. "
+            "Write again, on top of the newest snapshot",
+            [Conflict(kind, f"/{path}", component, reason)],
+        )
+
+    def check(on: SnapshotView) -> None:
+        there = StoredGroup(SessionView(context, on), part.group)
+        if before is not None:
+            if not np.array_equal(there.labels(dim, labels)[0], before):
+                raise conflict(ConflictKind.READ, "read", _CHANGED)
+            return
+        try:
+            now = planned_on(there, part)
+        except (AlreadyExistsError, InvalidArgumentError) as error:
+            reason = f"with the labels that are there now, {error}"
+            raise conflict(ConflictKind.READ, "read", reason) from None
+        assert now is not None
+        if (now.appended, now.replaced) != (planned.appended, planned.replaced):
+            raise conflict(ConflictKind.READ, "read", _CHANGED)
+        if now.start != planned.start and planned.appended and not relocate:
+            reason = f"both commits append along {dim!r}"
+            raise conflict(ConflictKind.APPEND, "growth", reason)
+
+    return check
+
+
+def same_labels(context: ReadContext, view: SnapshotView, paths: Iterable[str]) -> TipCheck:
+    """What refuses a tip on which a coordinate has other labels; it may have more.
+
+    Parameters
+    ----------
+    context : ReadContext
+        What reads the repository.
+    view : SnapshotView
+        The snapshot whose labels count.
+    paths : iterable of str
+        Paths of the coordinates; those that are not there are left out.
+    """
+
+    def stored(view: SnapshotView, path: str) -> npt.NDArray[Any]:
+        group, name = split(path)
+        return StoredGroup(SessionView(context, view), group).values(name)
+
+    before = {path: stored(view, path) for path in paths if path in view.nodes}
+
+    def check(on: SnapshotView) -> None:
+        for path, labels in before.items():
+            now = stored(on, path) if path in on.nodes else labels[:0]
+            alike, floats = now.dtype == labels.dtype, now.dtype.kind in "fc"
+            if not alike or not np.array_equal(now[: len(labels)], labels, equal_nan=floats):
+                raise ConflictError(
+                    f"another commit came first and changed the coordinate {path!r}, by which rows "
+                    "were looked up; nothing was committed. Write again",
+                    [Conflict(ConflictKind.READ, f"/{path}", "read", _CHANGED)],
+                )
+
+    return check
+
+
+def located(part: DatasetPart, store: ManifestStore) -> dict[str, slice]:
+    """Return the region of a part with slices in place of "auto", which are found by the labels.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the region is none of this dataset, or labels are not there, or not beside each other.
+    """
+    group = StoredGroup(contents_of(store), part.group)  # a session notes it as read
+    ds, region = part.ds, part.region
+    found: dict[Hashable, Any]
+    found = dict.fromkeys(ds.dims, "auto") if region == "auto" else region  # type: ignore[assignment]
+    if not isinstance(found, Mapping):
+        raise InvalidArgumentError(f"region is a mapping or 'auto', not {region!r}")
+    for dim, at in found.items():
+        if dim not in ds.dims:
+            raise InvalidArgumentError(
+                f"region names {dim!r}, which is not a dimension of the dataset; there are: "
+                f"{listed(ds.dims, 20)}"
+            )
+        if dim == part.append_dim:
+            raise InvalidArgumentError(f"{dim!r} cannot be both append_dim and in region")
+        if at == "auto" and part.mode == "a-":
+            raise InvalidArgumentError("region='auto' goes with mode 'r+' or 'a', not 'a-'")
+        if at != "auto" and (not isinstance(at, slice) or at.step not in (None, 1)):
+            raise InvalidArgumentError(
+                f"the region of {dim!r} is a slice with step 1 or 'auto', not {at!r}"
+            )
+    found = {dim: _run_of(ds, dim, group) if at == "auto" else at for dim, at in found.items()}
+    apart = [name for name, v in ds.variables.items() if found and found.keys().isdisjoint(v.dims)]
+    if apart:
+        raise InvalidArgumentError(
+            f"{apart[0]!r} has none of the region's dimensions ({', '.join(map(str, found))}): "
+            f"leave such variables out, by ds.drop_vars({apart!r})"
+        )
+    return {str(dim): at for dim, at in found.items()}
+
+
+def _run_of(ds: xr.Dataset, dim: Hashable, group: StoredGroup) -> slice:
+    """Where the labels of a dataset are in the group."""
+    if dim not in ds.variables:
+        return slice(0, ds.sizes[dim])
+    if str(dim) not in group.nodes:
+        raise InvalidArgumentError(f"region: the group has no labels of {dim!r}; give a slice")
+    there, given = group.labels(str(dim), ds.variables[dim])
+    at = pd.Index(there).get_indexer(pd.Index(given))
+    if (at < 0).any():
+        raise InvalidArgumentError(
+            f"region: the label {given[at < 0][0]} of {dim!r} is not in the group; append it"
+        )
+    if (np.diff(at) != 1).any():
+        raise InvalidArgumentError(
+            f"region: the labels of {dim!r} are not beside each other, in this order, in the group"
+        )
+    return slice(int(at[0]), int(at[-1]) + 1) if at.size else slice(0, 0)

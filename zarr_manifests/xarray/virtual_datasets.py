@@ -43,8 +43,8 @@ from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.fit import DECODED_BY
-from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, parts_of
-from zarr_manifests.xarray.stored_group import StoredGroup, is_virtual
+from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, is_virtual, parts_of
+from zarr_manifests.xarray.stored_group import StoredGroup
 from zarr_manifests.xarray.writers import cells_of, prepare, put
 
 type Validation = Literal["auto", "etag", "modified", "none"]
@@ -193,7 +193,7 @@ class _Write:
             for name in ds.variables.keys() - virtual.keys():
                 ds.variables[name].load()  # other processes could not hand back what they write
         mode = "a" if part.mode == "w" else part.mode  # what was there is gone
-        part = replace(part, ds=ds, mode=mode, append=None, only_group=False)
+        part = replace(part, ds=ds, mode=mode, labels=None, only_group=False)
         found = prepare(part, self.store)
         assert found is not None
         part, own = found.part, found.part.ds

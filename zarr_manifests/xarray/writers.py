@@ -58,14 +58,17 @@ from zarr_manifests.xarray.parts import (
     WriteMode,
     changes_nothing,
     drop_unchanged,
-    located,
+    is_virtual,
     parts_of,
+    pieces_of,
 )
 from zarr_manifests.xarray.stored_group import (
     StoredGroup,
+    append_check,
     check_agreement,
     check_lengths,
-    is_virtual,
+    located,
+    planned_on,
 )
 
 _APPENDED: Final = {ConflictKind.APPEND, ConflictKind.CREATE}
@@ -431,7 +434,7 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart | None:
                 _encoded(str(name), variable, there, fits)  # labels are checked, then compared
         if part.region is not None:
             part = replace(part, region=located(replace(part, ds=whole), store))
-    planned = None if part.append is None else part.append.plan(there)
+    planned = planned_on(there, part)
     if planned is not None and planned.replaced and not ds.variables.keys() <= there.nodes.keys():
         check_lengths(ds, there, part.append_dim)  # whatever is checked: it has no place
     return PreparedPart(part, fits, there, planned)
@@ -546,10 +549,10 @@ def put(
     workspace = workspace_of(store)
     pieces: Iterable[tuple[xr.Dataset, Region | None, Mapping[Hashable, Sequence[int]]]]
     pieces = [(part.ds, part.region, {})]
-    if part.append is not None and planned is not None:
-        check = part.append.tip_check(workspace.contents, planned, relocate=relocate)
+    if part.labels is not None and planned is not None:
+        check = append_check(part, workspace.contents, planned, relocate=relocate)
         workspace.tip_checks.append(check)
-        pieces = part.append.parts(part.ds, planned)
+        pieces = pieces_of(part.ds, str(part.labels.dims[0]), planned)
         new = {name: how for name, how in part.encoding.items() if str(name) not in there.nodes}
         part = replace(part, encoding=new)
     for ds, region, rows in pieces:

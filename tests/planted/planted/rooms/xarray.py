@@ -95,14 +95,14 @@ FAULTS = [
     ),
     Fault(
         "labels-are-not-compared-on-the-tip",
-        "xarray/parts.py",
+        "xarray/stored_group.py",
         "if (now.appended, now.replaced) != (planned.appended, planned.replaced):",
         "if False:",
     ),
     Fault(
         "labels-of-a-session-that-changed-them-are-not-compared",
-        "xarray/parts.py",
-        "if not np.array_equal(there.labels(self.dim, self.labels)[0], before):",
+        "xarray/stored_group.py",
+        "if not np.array_equal(there.labels(dim, labels)[0], before):",
         "if False:",
     ),
     Fault(
