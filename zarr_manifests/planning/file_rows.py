@@ -18,7 +18,6 @@ from zarr_manifests.planning.conflict.appends import label_text
 
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
-_SECOND: Final = np.timedelta64(1, "s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,12 +291,9 @@ def _near(one: Any, other: Any) -> npt.NDArray[np.bool_]:
     if kind == "f":
         near: npt.NDArray[np.bool_] = np.isclose(one, other, rtol=_CLOSE, atol=0.0, equal_nan=True)
         return near
-    if kind in "mM":
-        return np.asarray(
-            (np.abs(one - other) < _SECOND) | (one == other) | (np.isnat(one) & np.isnat(other))
-        )
-    if kind == "O":
-        return np.asarray(np.abs(one - other) < timedelta(seconds=1))
+    if kind in "mMO":
+        second = timedelta(seconds=1) if kind == "O" else np.timedelta64(1, "s")
+        return np.asarray(np.abs(one - other) < second)
     return np.asarray(one == other)
 
 

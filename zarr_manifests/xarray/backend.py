@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import xarray as xr
 from xarray.backends import BackendEntrypoint, ZarrStore
@@ -21,11 +21,11 @@ from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.texts import listed
 from zarr_manifests.virtual.containers import Authorized
 
 type Location = str | os.PathLike[str] | Storage | Repository
 
-_LISTED: Final = 20
 _TASK_BYTES: Final = 32 * 1024**2
 
 
@@ -37,7 +37,6 @@ def _opened(
     storage_options: Mapping[str, Any] | None = None,
     virtual_containers: Mapping[str, Any] | None = None,
     authorize: Authorized = (),
-    tune: bool = True,
     task_bytes: int = _TASK_BYTES,
     **decoding: Any,
 ) -> tuple[ManifestStore, str, Callable[[Any], xr.Dataset]]:
@@ -53,7 +52,7 @@ def _opened(
     store = repository.readonly_session(version).store
 
     def decoded(opened: _OpenedStore) -> xr.Dataset:
-        opened.tune, opened.task_bytes = tune, task_bytes
+        opened.task_bytes = task_bytes
         decode: Any = StoreBackendEntrypoint().open_dataset
         return _pinned(decode(opened, **decoding))
 
@@ -68,7 +67,6 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
     - `version`: what to open, as in `Repository.readonly_session`: a branch, a tag, an id,
       `main~3`, `main@{2026-11-01}`; by default the head of `main`.
     - `group`: the path of the group; by default the root.
-    - `tune`: whether arrays are read in bulk, by `BulkCodecPipeline`; by default they are.
     - `task_bytes`: with `chunks={}`, the size up to which neighbouring stored chunks become one
       dask chunk; by default 32 MiB. With 0, each stored chunk is a dask chunk.
     - `storage_options`: options of `zarr_manifests.storage.from_url` for the path or URL.
@@ -170,11 +168,11 @@ def _known_group(store: ManifestStore, group: str | None) -> str:
     contents = contents_of(store)
     node = contents.node(path)
     if node is None or node.kind is not NodeKind.GROUP:
-        groups = sorted(p for p, n in contents.nodes().items() if n.kind is NodeKind.GROUP)
-        listed = ", ".join(f"/{p}" for p in groups[:_LISTED]) or "none, nothing is written"
+        groups = sorted(f"/{p}" for p, n in contents.nodes().items() if n.kind is NodeKind.GROUP)
+        known = listed(groups, 20) if groups else "none, nothing is written"
         what = "is an array, not a group" if node is not None else "is not there"
         raise NotFoundError(
-            f"group '/{path}' {what} in {contents.context.storage.url}; there are: {listed}"
+            f"group '/{path}' {what} in {contents.context.storage.url}; there are: {known}"
         )
     return path
 
@@ -186,19 +184,14 @@ class _OpenedStore(ZarrStore):
     ----------
     task_bytes : int
         The most that a dask chunk of `chunks={}` holds, if that is more than a stored chunk.
-    tune : bool
-        Whether arrays are read in bulk.
     """
 
-    __slots__ = ("task_bytes", "tune")
+    __slots__ = ("task_bytes",)
     task_bytes: int
-    tune: bool
 
     def open_store_variable(self, name: Any) -> xr.Variable:
-        """The variable, not read yet."""
-        array: Any = self.members[name]
-        if self.tune:
-            use_bulk(array)
+        """The variable, not read yet; it will be in bulk."""
+        use_bulk(cast("Any", self.members[name]))
         opened: Any = super().open_store_variable
         variable: xr.Variable = opened(name)
         stored = variable.encoding["preferred_chunks"]

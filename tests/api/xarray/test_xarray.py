@@ -230,12 +230,11 @@ def in_chunks(storage, **encoding):
     return ds
 
 
-def test_arrays_are_read_in_bulk_unless_told_otherwise(storage):
+def test_arrays_are_read_in_bulk(storage):
     ds = in_chunks(storage)
-    for tune in (True, False):
-        repository = zm.open(storage)
-        xr.testing.assert_identical(opened(repository, tune=tune), ds)
-        assert (repository.metrics().bulk_batches > 0) is tune
+    repository = zm.open(storage)
+    xr.testing.assert_identical(opened(repository), ds)
+    assert repository.metrics().bulk_batches > 0
 
 
 @pytest.mark.parametrize(
