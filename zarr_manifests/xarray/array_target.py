@@ -15,11 +15,9 @@ fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from types import EllipsisType
 from typing import Any
@@ -30,7 +28,6 @@ import zarr
 from xarray.backends.common import ArrayWriter
 
 from zarr_manifests.bulk import use_bulk, write_here
-from zarr_manifests.bulk.batch import watched
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.engine.edit.forks import freeze, merge_forks, revive
@@ -38,12 +35,7 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import (
-    LARGE_BYTES,
-    PIECE_BYTES,
-    ChunkMeasures,
-    measure,
-)
+from zarr_manifests.planning.zones.measure import PIECE_BYTES, measure
 from zarr_manifests.repositories import let_others_open
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
@@ -89,37 +81,14 @@ class ArrayTarget:
         return type(self).__name__, self.array.path, id(self)
 
     def __setitem__(self, place: Place, values: Any) -> None:
-        """Write encoded values, measure them, and record their zone map.
-
-        Large chunks are measured just before they are encoded, if they are written in bulk.
-        """
+        """Write encoded values, measure them, and record their zone map."""
         block, box, whole = self._filled(place, values)
-        if box is None:
-            write_here(self.array, place, block)
-            return
-        meaning, chunk_shape = self.meaning, self._meta.chunk_shape
-        where = self._workspace, self.array.path
-        found = ChunkMeasures(meaning.dtype, meaning.missing)
-        watch = watched(lambda at, chunk: found.add(at, meaning.compared(chunk)))
-        with watch if self._are_large(box) else nullcontext():
-            write_here(self.array, place, block)
-        if len(found) == box.size:
-            around, index, bounds = found.rows()
-            record_zones(*where, around, meaning.digest, bounds, index)
-            return
-        values = meaning.compared(whole)
-        bounds = measure(values, chunk_shape, meaning.fill, meaning.missing, _room())
-        record_zones(*where, box, meaning.digest, bounds)
-
-    def _are_large(self, box: Box) -> bool:
-        """Whether each chunk is large, and wholly inside the array.
-
-        Those are measured one by one; others are many, and measured faster together.
-        """
-        sides = zip(box.hi, self._meta.chunk_shape, self._meta.shape, strict=True)
-        nbytes = math.prod(self._meta.chunk_shape) * self._dtype.itemsize
-        large = nbytes > LARGE_BYTES and self._dtype.kind not in "SU"
-        return large and all(hi * n <= size for hi, n, size in sides)
+        write_here(self.array, place, block)
+        if box is not None:
+            meaning, room = self.meaning, _room()
+            compared, marks = meaning.compared(whole), (meaning.fill, meaning.missing)
+            bounds = measure(compared, self._meta.chunk_shape, *marks, room)
+            record_zones(self._workspace, self.array.path, box, meaning.digest, bounds)
 
     def _filled(self, place: Place, values: Any) -> tuple[Any, Box | None, Any]:
         """The values as they are stored, the chunks that they fill, and the values of these."""

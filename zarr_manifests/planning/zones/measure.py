@@ -15,13 +15,13 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.format.zone_maps import Bounds
-from zarr_manifests.grid import Box, Coords, IndexArray, grid_shape
+from zarr_manifests.grid import grid_shape
 
 type _Values = npt.NDArray[Any]
 type _Room = npt.NDArray[np.uint8]
@@ -116,79 +116,6 @@ def measure(
         high = np.where(padded, np.where(bounded, most, padding), high)
         bounded |= padded
     return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, cells)
-
-
-class Extent(NamedTuple):
-    """Bounds and counts of one chunk.
-
-    Parameters
-    ----------
-    low, high : number
-        Bounds of the values that are not missing; nothing, if there are none.
-    missing, nan, cells : int
-        As in `Bounds`.
-    """
-
-    low: Any
-    high: Any
-    missing: int
-    nan: int
-    cells: int
-
-
-class ChunkMeasures:
-    """Bounds and counts of chunks without padding, which any thread adds one by one.
-
-    Beside the passes over its values, a chunk takes less time than with `measure`.
-
-    Parameters
-    ----------
-    dtype : dtype
-        The chunks' type, not of texts.
-    missing : array
-        As in `measure`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from zarr_manifests.planning.zones.measure import ChunkMeasures
-    >>> found = ChunkMeasures(np.dtype("i2"), np.array([-9], "i2"))
-    >>> found.add((3,), np.array([-9, 7], "i2")).missing
-    1
-    >>> _ = found.add((2,), np.array([3, 1], "i2"))
-    >>> box, index, bounds = found.rows()
-    >>> len(found), box.lo, index.tolist(), bounds.low.tolist(), bounds.missing.tolist()
-    (2, (2,), [0, 1], [1, 7], [0, 1])
-    """
-
-    def __init__(self, dtype: np.dtype[Any], missing: _Values) -> None:
-        self._dtype, self._number, self._marks = _numbers(dtype, missing)
-        self._found: dict[Coords, Extent] = {}
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def add(self, coords: Coords, chunk: _Values, room: _Room | None = None) -> Extent:
-        """Measure the chunk at these coordinates; `room` as in `measure`."""
-        values = chunk.astype(self._dtype, copy=False).view(self._number)
-        if not values.flags.c_contiguous:
-            values = values.transpose(_in_memory(values))
-        found = Extent(*_measured_chunk(values, self._marks, room), values.size)
-        self._found[coords] = found
-        return found
-
-    def rows(self) -> tuple[Box, IndexArray, Bounds]:
-        """A box around the chunks, their linear indexes in it, and their bounds.
-
-        They are in C order; there is at least one.
-        """
-        every = sorted(self._found)
-        low, high, *counts = zip(*(self._found[at] for at in every), strict=True)
-        lows, highs = (np.array(end, self._number).view(self._dtype) for end in (low, high))
-        gone, nan, cells = (np.array(count, np.int64) for count in counts)
-        coords = np.array(every, np.int64).reshape(len(every), -1)
-        box = Box(tuple(coords.min(0).tolist()), tuple((coords.max(0) + 1).tolist()))
-        return box, box.ravel(coords), Bounds(lows, highs, gone < cells, gone, nan, cells)
 
 
 def _numbers(

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from effort import examples
 from zarr_manifests.grid import grid_shape
 from zarr_manifests.planning.zones import measure as module
-from zarr_manifests.planning.zones.measure import PIECE_BYTES, ChunkMeasures, measure
+from zarr_manifests.planning.zones.measure import PIECE_BYTES, measure
 
 DTYPES = ("f2", "f4", ">f4", "f8", "i1", ">i2", "i4", "i8", "u1", "u8", "?", "M8[s]", "m8[ns]")
 TEXTS = ("U3", ">U2", "S3")
@@ -76,16 +76,18 @@ def blocks(draw: Any) -> tuple[Any, ...]:
     st.sampled_from([1, 4, 2**17]),
     st.sampled_from([8, 40, 2**18]),
     st.sampled_from([0, 32]),
+    st.booleans(),
 )
 def test_chunks_are_measured_as_loops_measure_them(
-    block: tuple[Any, ...], slab: int, piece: int, few: int
+    block: tuple[Any, ...], slab: int, piece: int, few: int, has_room: bool
 ) -> None:
+    room = np.empty(PIECE_BYTES, np.uint8) if has_room else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SLAB", slab)
         patch.setattr(module, "PIECE_BYTES", piece)
         patch.setattr(module, "LARGE_BYTES", piece)
         patch.setattr(module, "_FEW", few)
-        found = measure(*block)
+        found = measure(*block, room)
     columns = (found.missing, found.nan, found.cells)
     assert all(column.dtype == np.int64 and column.ndim == 1 for column in columns)
     dtype = block[0].dtype.newbyteorder("=")
@@ -100,43 +102,3 @@ def test_chunks_are_measured_as_loops_measure_them(
                 low, high = low.encode(), high.encode()
             assert (found.low[row], found.high[row]) == (low, high)
     assert len(found.bounded) == len(slowly(*block))
-
-
-@settings(max_examples=examples(200))
-@given(
-    blocks().filter(lambda block: block[0].dtype.kind not in "US"),
-    st.sampled_from([8, 40, 2**18]),
-    st.booleans(),
-    st.randoms(use_true_random=False),
-)
-def test_chunks_are_measured_one_by_one_as_loops_measure_them(
-    block: tuple[Any, ...], piece: int, has_room: bool, random: Any
-) -> None:
-    values, chunk_shape, fill, marks = block
-    first = tuple(range(3, 3 + values.ndim))
-    grid = [n // c for n, c in zip(values.shape, chunk_shape, strict=True)]
-    every = [*itertools.product(*map(range, grid))]
-    room = np.empty(PIECE_BYTES, np.uint8) if has_room else None
-    found = ChunkMeasures(values.dtype, marks)
-    expected = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PIECE_BYTES", piece)
-        for at in random.sample(every, len(every)):
-            parts = zip(at, chunk_shape, strict=True)
-            chunk = values[tuple(slice(a * n, (a + 1) * n) for a, n in parts)]
-            coords = tuple(a + b for a, b in zip(at, first, strict=True))
-            extent = found.add(coords, chunk, room)
-            ((_, _, *counts),) = expected[coords] = slowly(chunk, chunk.shape, fill, marks)
-            assert [extent.missing, extent.nan, extent.cells] == counts
-    assert len(found) == len(expected)
-    if not expected:
-        return
-    box, index, bounds = found.rows()
-    assert [*map(tuple, box.unravel(index).tolist())] == sorted(expected)
-    assert bounds.low.dtype == bounds.high.dtype == values.dtype.newbyteorder("=")
-    for row, coords in enumerate(sorted(expected)):
-        ((low, high, *counts),) = expected[coords]
-        assert [int(each[row]) for each in (bounds.missing, bounds.nan, bounds.cells)] == counts
-        assert bool(bounds.bounded[row]) == (low is not None)
-        if low is not None:
-            assert (bounds.low[row], bounds.high[row]) == (low, high)
