@@ -16,8 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -67,8 +66,6 @@ _MOST_LOOKED_UP: Final = 16
 """Up to so many chunks are looked up one by one, which reads only the newest delta of each."""
 _MOST_TAKEN: Final = 8
 _MOST_COPIED_BYTES: Final = 2 * 1024**2
-_MOST_KEPT_BYTES: Final = 8 * 1024**2
-_ROOMS: Final[list[npt.NDArray[np.uint8]]] = []
 _STEP_BYTES: Final = 1024**2
 """Bytes that are merged and encoded at a time: a processor's cache holds them."""
 
@@ -477,21 +474,21 @@ class _PartWriter:
 
     def put_pack(self, part: range) -> None:
         """Write chunks that are not compressed as one object."""
-        with _room(len(part) * self._batch.chunk_bytes) as room:
-            values, chunks = self._in_stored_order(room, len(part)), room.reshape(len(part), -1)
-            empty: list[int] = []
-            checksums = np.empty(len(part), np.int64)
-            for rows in self._steps(part):
-                here = slice(rows.start - part.start, rows.stop - part.start)
-                self._fill(rows, values[here])
-                empty += [here.start + i for i in _empty(values[here], self._batch)]
-                checksums[here] = crc32c_of_each(list(chunks[here]))
-            keys, at = self._keys(part)
-            if empty or not at.in_order:
-                found = [None if i in empty else data.tobytes() for i, data in enumerate(chunks)]
-                self._workspace.set_chunks(keys, at, found)
-            else:
-                self._workspace.set_pack(keys, at, memoryview(room), checksums)
+        room = np.empty(len(part) * self._batch.chunk_bytes, np.uint8)
+        values, chunks = self._in_stored_order(room, len(part)), room.reshape(len(part), -1)
+        empty: list[int] = []
+        checksums = np.empty(len(part), np.int64)
+        for rows in self._steps(part):
+            here = slice(rows.start - part.start, rows.stop - part.start)
+            self._fill(rows, values[here])
+            empty += [here.start + i for i in _empty(values[here], self._batch)]
+            checksums[here] = crc32c_of_each(list(chunks[here]))
+        keys, at = self._keys(part)
+        if empty or not at.in_order:
+            found = [None if i in empty else data.tobytes() for i, data in enumerate(chunks)]
+            self._workspace.set_chunks(keys, at, found)
+        else:
+            self._workspace.set_pack(keys, at, memoryview(room), checksums)
 
     def _in_stored_order(self, room: npt.NDArray[np.uint8], number: int) -> _Values:
         """So many chunks in memory that is to be stored, of shape (chunks, *chunk shape)."""
@@ -563,22 +560,6 @@ class _PartWriter:
             made = None if i in empty else self._transform.encode_chunk(CPUBuffer(chunk), spec)
             found.append(None if made is None else _data(made.as_numpy_array(), most))
         return found
-
-
-@contextmanager
-def _room(nbytes: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """Memory for a pack, kept for the next one, since new memory takes as long as filling it."""
-    try:
-        room = _ROOMS.pop()
-    except IndexError:
-        room = np.empty(0, np.uint8)
-    if len(room) < nbytes:
-        room = np.empty(nbytes, np.uint8)
-    try:
-        yield room[:nbytes]
-    finally:
-        if not _ROOMS and nbytes <= _MOST_KEPT_BYTES:
-            _ROOMS.append(room)
 
 
 def _are_inside(coords: IndexArray, shape: Coords, corner: Coords, size: Coords) -> bool:
