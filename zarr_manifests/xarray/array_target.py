@@ -16,14 +16,12 @@ fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 from xarray.backends.common import ArrayWriter
 
@@ -35,13 +33,11 @@ from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import PIECE_BYTES, measure
+from zarr_manifests.planning.zones.measure import measure
 from zarr_manifests.repositories import let_others_open
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
-
-_of_thread = threading.local()
 
 type Place = EllipsisType | tuple[slice, ...]
 """Where values are written to; an ellipsis is all of the array."""
@@ -85,9 +81,9 @@ class ArrayTarget:
         block, box, whole = self._filled(place, values)
         write_here(self.array, place, block)
         if box is not None:
-            meaning, room = self.meaning, _room()
-            compared, marks = meaning.compared(whole), (meaning.fill, meaning.missing)
-            bounds = measure(compared, self._meta.chunk_shape, *marks, room)
+            meaning = self.meaning
+            marks = self._meta.chunk_shape, meaning.fill, meaning.missing
+            bounds = measure(meaning.compared(whole), *marks)
             record_zones(self._workspace, self.array.path, box, meaning.digest, bounds)
 
     def _filled(self, place: Place, values: Any) -> tuple[Any, Box | None, Any]:
@@ -112,14 +108,6 @@ class ArrayTarget:
             lo, hi = (*lo, first), (*hi, behind)
             inside = (*inside, slice(first * chunk - start, behind * chunk - start))
         return block, Box(lo, hi), block[(*inside, ...)]  # a view, even without axes
-
-
-def _room() -> npt.NDArray[np.uint8]:
-    """Memory that the thread keeps to measure in."""
-    if not hasattr(_of_thread, "room"):
-        _of_thread.room = np.empty(PIECE_BYTES, np.uint8)
-    room: npt.NDArray[np.uint8] = _of_thread.room
-    return room
 
 
 class DatasetWriter(ArrayWriter):

@@ -24,7 +24,6 @@ from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import grid_shape
 
 type _Values = npt.NDArray[Any]
-type _Room = npt.NDArray[np.uint8]
 
 _SLAB: Final = 2**17
 """Number of values in chunks that are measured together."""
@@ -44,7 +43,6 @@ def measure(
     chunk_shape: Sequence[int],
     fill: object,
     missing: _Values,
-    room: _Room | None = None,
 ) -> Bounds:
     """Measure the chunks of a block; one row for each, in C order.
 
@@ -62,9 +60,6 @@ def measure(
         The value of padding, as `Meaning.fill`.
     missing : array
         The values that are missing, besides NaN and NaT, as `Meaning.missing`.
-    room : uint8[PIECE_BYTES], optional
-        Memory to use. New memory often has no pages yet, and to get these takes longer than to
-        measure a chunk.
 
     Examples
     --------
@@ -88,7 +83,7 @@ def measure(
     grid = grid_shape(values.shape, chunk_shape)
     if math.prod(grid) == 1:
         block = values.astype(dtype, copy=False).view(number)
-        columns = [np.array([one]) for one in (*_measured_chunk(block, marks, room), values.size)]
+        columns = [np.array([one]) for one in (*_measured_chunk(block, marks), values.size)]
     else:
         columns = [np.empty(grid, of) for of in (number, number, "i8", "i8", "i8")]
         for place, sizes in _alike(values.shape, chunk_shape):
@@ -99,7 +94,7 @@ def measure(
                 block = values[_inside(starts, at, sizes)].astype(dtype, copy=False).view(number)
                 found: tuple[_Values | int, ...]
                 if is_large:
-                    found = _measured_chunk(block, marks, room)
+                    found = _measured_chunk(block, marks)
                 else:
                     found = _measured(*_split(block, sizes), marks)
                 for column, one in zip(columns, found, strict=False):
@@ -215,14 +210,12 @@ def _measured(
     return low, high, _counted(missing, axes), nan
 
 
-def _measured_chunk(
-    chunk: _Values, marks: _Values, room: _Room | None
-) -> tuple[Any, Any, int, int]:
+def _measured_chunk(chunk: _Values, marks: _Values) -> tuple[Any, Any, int, int]:
     """The same of one chunk, in few steps: between other work, each takes long."""
     least: Any = None
     most: Any = None
     gone = nan = seen = empty = 0
-    for part in _pieces(chunk, room):
+    for part in _pieces(chunk):
         # Where one piece has NaN, so has the next, most likely.
         low: Any = np.nan if empty else np.minimum.reduce(part)
         if low == low:
@@ -242,7 +235,7 @@ def _measured_chunk(
     return least, most, gone, nan
 
 
-def _pieces(chunk: _Values, room: _Room | None) -> Iterator[_Values]:
+def _pieces(chunk: _Values) -> Iterator[_Values]:
     """The values in rows of at most `PIECE_BYTES`; each may be gone when the next is made.
 
     They are copied where they are not contiguous.
@@ -253,14 +246,12 @@ def _pieces(chunk: _Values, room: _Room | None) -> Iterator[_Values]:
         yield from (row[at : at + most] for at in range(0, row.size, most))
         return
     width = math.prod(chunk.shape[1:])
-    step = most // width
+    step = min(most // width, len(chunk))
     if not step:
         for part in chunk:
-            yield from _pieces(part, room)
+            yield from _pieces(part)
         return
-    if room is None:
-        room = np.empty(PIECE_BYTES, np.uint8)
-    row = room[: step * width * chunk.itemsize].view(chunk.dtype)
+    row = np.empty(step * width, chunk.dtype)
     copied = row.reshape(step, *chunk.shape[1:])
     for at in range(0, len(chunk), step):
         part = chunk[at : at + step]

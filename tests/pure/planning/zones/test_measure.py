@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from effort import examples
 from zarr_manifests.grid import grid_shape
 from zarr_manifests.planning.zones import measure as module
-from zarr_manifests.planning.zones.measure import PIECE_BYTES, measure
+from zarr_manifests.planning.zones.measure import measure
 
 DTYPES = ("f2", "f4", ">f4", "f8", "i1", ">i2", "i4", "i8", "u1", "u8", "?", "M8[s]", "m8[ns]")
 TEXTS = ("U3", ">U2", "S3")
@@ -76,18 +76,16 @@ def blocks(draw: Any) -> tuple[Any, ...]:
     st.sampled_from([1, 4, 2**17]),
     st.sampled_from([8, 40, 2**18]),
     st.sampled_from([0, 32]),
-    st.booleans(),
 )
 def test_chunks_are_measured_as_loops_measure_them(
-    block: tuple[Any, ...], slab: int, piece: int, few: int, has_room: bool
+    block: tuple[Any, ...], slab: int, piece: int, few: int
 ) -> None:
-    room = np.empty(PIECE_BYTES, np.uint8) if has_room else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SLAB", slab)
         patch.setattr(module, "PIECE_BYTES", piece)
         patch.setattr(module, "LARGE_BYTES", piece)
         patch.setattr(module, "_FEW", few)
-        found = measure(*block, room)
+        found = measure(*block)
     columns = (found.missing, found.nan, found.cells)
     assert all(column.dtype == np.int64 and column.ndim == 1 for column in columns)
     dtype = block[0].dtype.newbyteorder("=")
