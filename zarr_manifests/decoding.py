@@ -18,7 +18,6 @@ from __future__ import annotations
 import gzip
 import io
 import math
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -48,7 +47,6 @@ _CRC_BYTES: Final = 4
 _BLOSC_HEADER_BYTES: Final = 16
 _ABSENT: Final = 2**64 - 1
 _ZLIB, _GZIP = 15, 31
-_HELD: Final = threading.local()
 _TOO_LARGE: Final = "a chunk decompresses to more than {:,} bytes, and has no room for them"
 _FAILURES: Final = (ValueError, RuntimeError, zlib.error, zstandard.ZstdError)
 
@@ -416,22 +414,13 @@ def _unzstd(chunks: Chunks, *, size: int) -> Chunks:
     _limit(max(said, default=0), size)
     with suppress(zstandard.ZstdError):  # as of several frames, of which only the first was asked
         if min(said, default=1) > 0:
-            decompress = _decompressor().decompress
+            decompress = zstandard.ZstdDecompressor().decompress
             return [decompress(data, allow_extra_data=False) for data in chunks]
     # For a frame that does not say it, up to 128 MB are allocated, which must not be kept.
     opened = partial(zstandard.ZstdDecompressor().stream_reader, read_across_frames=True)
     found = [opened(data).read(size + 1) for data in chunks]
     _limit(max(map(len, found), default=0), size)
     return found
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    """The thread's own, since making one takes longer than decompressing 4 KB."""
-    try:
-        made: zstandard.ZstdDecompressor = _HELD.zstd
-    except AttributeError:
-        made = _HELD.zstd = zstandard.ZstdDecompressor()
-    return made
 
 
 def _unblosc(chunks: Chunks, *, size: int) -> Chunks:
