@@ -291,9 +291,11 @@ def _near(one: Any, other: Any) -> npt.NDArray[np.bool_]:
     if kind == "f":
         near: npt.NDArray[np.bool_] = np.isclose(one, other, rtol=_CLOSE, atol=0.0, equal_nan=True)
         return near
-    if kind in "mMO":
-        second = timedelta(seconds=1) if kind == "O" else np.timedelta64(1, "s")
-        return np.asarray(np.abs(one - other) < second)
+    if kind in "mM":
+        missing = np.isnat(one) & np.isnat(other)
+        return np.asarray(missing | (np.abs(one - other) < np.timedelta64(1, "s")))
+    if kind == "O":
+        return np.asarray(np.abs(one - other) < timedelta(seconds=1))
     return np.asarray(one == other)
 
 
