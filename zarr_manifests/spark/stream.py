@@ -30,12 +30,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxFiles,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from zarr_manifests.errors import (
@@ -122,7 +117,6 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         own: Any = {"variables": self._names, "where": job.where}
         self._options, self._facts = replace(job.options, version=None, **own), job.facts
         self._until: str | None = None
-        self._ended = False
         # A `HeldLease`, and what ends it.
         self._leased: tuple[Any, ExitStack] | None = None
 
@@ -139,11 +133,6 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins = {"snapshot": start, "begun": start, "first": True}
         return {"repository": repository, "stream": stream} | begins
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """That a batch has limits, which `latestOffset` knows."""
-        limit = self._stream.max_commits_per_trigger or self._stream.max_bytes_per_trigger
-        return ReadMaxFiles(limit) if limit else ReadAllAvailable()
-
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """End the stream at what is the head of the branch now."""
         self._until = self._head()
@@ -156,15 +145,8 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lease(end)
             return end
         self._lease(start)
-        due = self._since(start["snapshot"])
-        if not isinstance(limit, ReadAllAvailable):
-            due = self._admitted(due)
-        if due:
-            return _moved(start, due[-1][1].snapshot_id)
-        if self._until is not None and self._stream.keep_for is None:
-            self._ended = True  # Spark ends the query, and kills this process before it can
-            self.stop()
-        return start
+        due = self._admitted(self._since(start["snapshot"]))
+        return _moved(start, due[-1][1].snapshot_id) if due else start
 
     def _admitted(self, due: list[_Commit]) -> list[_Commit]:
         """The first commits, as many as the limits of a batch allow."""
@@ -340,9 +322,8 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         """Go on with the lease: Spark asks for nothing before this offset any more."""
-        if not self._ended:
-            self._check(end)
-            self._lease(end)
+        self._check(end)
+        self._lease(end)
 
     def stop(self) -> None:
         """Give the lease up, or leave it behind."""
