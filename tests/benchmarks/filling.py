@@ -57,13 +57,12 @@ def _written(case: Case, times: int, one_chunk: bool) -> Callable[[DataFrame], N
     from zarr_manifests.spark import write_dataframe
 
     place = case.folder / "r"
-    template = xr.Dataset(
-        {"t": (_DIMS, np.broadcast_to(np.float32(0), (times, _LAT, _LON)))},
-        {
+    grid = xr.Dataset(
+        coords={
             "time": np.datetime64(0, "D") + np.arange(times) * np.timedelta64(1, "D"),
             "lat": np.arange(_LAT, dtype=float),
             "lon": np.arange(_LON, dtype=float),
-        },
+        }
     )
     encoding = {"t": {"chunks": (10, _LAT, _LON)}}
     how = {"buffer_bytes": 1, "max_tasks": 2} if one_chunk else {}
@@ -72,13 +71,13 @@ def _written(case: Case, times: int, one_chunk: bool) -> Callable[[DataFrame], N
         if place.exists():
             shutil.rmtree(place)
         repository = zm.create(place)
+        zm.write(grid, repository, message="grid")
         report = write_dataframe(
             rows,
             repository,
             "/",
             dims=_DIMS,
             mode="create",
-            template=template,
             encoding=encoding,
             **how,
         )

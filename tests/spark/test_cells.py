@@ -334,10 +334,7 @@ def test_a_group_keeps_its_attributes(tmp_path: Path) -> None:
     repo = zm.open(tmp_path)
     rows = rows_of(winds().rename(u="v"), DIMS)
     write_table(repo, rows, target="v", dims=DIMS, mode="create")
-    template = winds().rename(u="w").assign_attrs(source="rows")
-    rows = rows.rename_columns([*DIMS, "w"])
-    write_table(repo, rows, target="w", dims=DIMS, mode="create", template=template)
-    assert opened(repo).attrs == {"title": "winds", "source": "rows"}
+    assert opened(repo).attrs == {"title": "winds"}
 
 
 def test_columns_and_targets(repo: Repository) -> None:
@@ -363,18 +360,10 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_template_says_what_variables_are_like(repo: Repository) -> None:
-    ds = winds().rename(u="v").assign_coords(area=(("lat", "lon"), np.ones((5, 8))))
-    ds.v.attrs["units"], ds.attrs["title"] = "m s-1", "winds"
+def test_encodings_say_how_new_variables_are_stored(repo: Repository) -> None:
     packed = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (6, 5, 2)}
-    ds.v.encoding = packed
-    template = ds.copy()
-    template["v"] = ds.v.copy(data=np.broadcast_to(np.float32(np.nan), ds.v.shape))
-    rows = rows_of(ds.drop_vars("area"), DIMS)
-    write_table(repo, rows, target="g", dims=DIMS, mode="create", template=template)
-    found = opened(repo, "g")
-    xr.testing.assert_identical(found, ds.assign(v=ds.v.astype(found.v.dtype)))
-    assert {key: found.v.encoding[key] for key in packed} == packed
-    how = {"target": "h", "dims": DIMS, "mode": "create", "template": template}
-    with pytest.raises(InvalidArgumentError, match="the template has the variables v, and"):
-        write_table(repo, rows.rename_columns([*DIMS, "w"]), **how)
+    rows = rows_of(winds().rename(u="v"), DIMS)
+    write_table(repo, rows, target="v", dims=DIMS, mode="create", encoding={"v": packed})
+    found = opened(repo).v
+    np.testing.assert_array_equal(found.values, winds().u.values)
+    assert {key: found.encoding[key] for key in packed} == packed

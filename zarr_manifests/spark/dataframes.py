@@ -95,7 +95,6 @@ def write_dataframe(
     mode: Literal["append", "overwrite-region", "create"] = "append",
     append_dim: str | None = None,
     region: Mapping[str, Any] | None = None,
-    template: Any = None,
     encoding: Mapping[str, Mapping[str, Any]] | None = None,
     missing: Literal["fill", "keep", "error"] = "fill",
     duplicates: Literal["error", "last"] = "error",
@@ -138,12 +137,10 @@ def write_dataframe(
     region : mapping of str to (lo, hi) or slice, optional
         With `overwrite-region`: by dimension, the closed range of labels to write, as for `read`;
         other dimensions are written whole. By default the smallest box that holds the rows.
-    template : Dataset, optional
-        With `create`: a dataset that provides coordinates, types, encodings and attributes. Its
-        values are not read. Without one, coordinates are the distinct labels of the rows,
-        ascending. Existing coordinates of the group are used as they are.
     encoding : mapping, optional
         With `create`: encodings of the new variables, such as `{"t": {"chunks": (10, 90, 90)}}`.
+        Existing coordinates of the group are used as they are; the others are the distinct labels
+        of the rows, ascending.
     missing : "fill", "keep" or "error", default "fill"
         What to do with cells of the region without a row: remove their values, keep them, or raise
         an error. Cells outside the region never change.
@@ -213,7 +210,6 @@ def write_dataframe(
         mode=mode,
         append_dim=append_dim,
         region=region,
-        template=template,
         encoding=encoding,
         missing=missing,
         duplicates=duplicates,
@@ -445,7 +441,7 @@ class _FrameRows:
         parted = shares.union(marks).repartitionById(plan.tasks, task)
         if bins > plan.tasks:
             parted = parted.sortWithinPartitions("bin")
-        return results(parted, partial(_write_pieces, plan, fork))
+        return results(parted, lambda batches: write_cells(plan, fork, _pieces(batches)))
 
 
 def _shares(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -471,9 +467,3 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Any]]:
             if number == _WRONG:
                 raise PICKLE.loads(data)
             yield number, data
-
-
-def _write_pieces(
-    plan: WritePlan, fork: Fork, batches: Iterable[pa.RecordBatch]
-) -> tuple[Fork, int]:
-    return write_cells(plan, fork, _pieces(batches))

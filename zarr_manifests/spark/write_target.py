@@ -20,7 +20,7 @@ from xarray.coding.strings import create_vlen_dtype
 
 from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from zarr_manifests.grid import Box
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import join, split
 from zarr_manifests.planning.conflict.admission import Txn, txn_of
 from zarr_manifests.planning.scan import Bins, common_unit, default_chunks
@@ -67,7 +67,6 @@ class WriteOptions:
     mode: Literal["append", "overwrite-region", "create"] = "append"
     append_dim: str | None = None
     region: Mapping[str, Any] | None = None
-    template: Any = None
     encoding: Mapping[str, Mapping[str, Any]] | None = None
     missing: Literal["fill", "keep", "error"] = "fill"
     duplicates: Literal["error", "last"] = "error"
@@ -94,7 +93,6 @@ class WriteOptions:
         for name, goes_with in (
             ("append_dim", "append"),
             ("region", "overwrite-region"),
-            ("template", "create"),
             ("encoding", "create"),
         ):
             if getattr(self, name) and self.mode != goes_with:
@@ -314,10 +312,6 @@ def _values(source: Source, path: str, dims: Sequence[str], columns: pa.Schema) 
     return Values(name=name, path=path, axes=axes, stored=stored, fit=fit, absent=absent)
 
 
-def _dtype(columns: pa.Schema, name: str) -> np.dtype[Any]:
-    return to_numpy(pa.array([], columns.field(name).type)).dtype
-
-
 def _region(
     source: Source, along: Sequence[AlongAxis], options: WriteOptions
 ) -> list[tuple[int, int]]:
@@ -447,38 +441,30 @@ def _create(
 ) -> None:
     """Make the arrays, without values, and the coordinates that are not there.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the template lacks a variable or a dimension, or has other labels than what is there.
+    They are written without a cell, and resized, since that takes no memory.
     """
-    like = options.template
-    if like is None:
-        dims = tuple(options.dims)
-        none = {name: np.empty((0,) * len(dims), _dtype(rows.columns, name)) for name in names}
-        like = xr.Dataset({name: (dims, values) for name, values in none.items()})
-    else:
-        _check_template(like, names)
-    there = _labels_there(session, group, options)
-    given = () if options.template is None else like.sizes
-    wanted = [dim for dim in options.dims if dim not in given and dim not in there]
-    labels = {dim: distinct(dim, column) for dim, column in rows.labels(wanted).items()}
-    new = {str(name): one.variable.copy(deep=False).load() for name, one in like.coords.items()}
-    new |= {dim: xr.Variable((dim,), found) for dim, found in labels.items()}
-    sizes = {**like.sizes, **{dim: len(found) for dim, found in {**labels, **there}.items()}}
-    auxiliary = [name for name in new if name not in sizes]
-    blank = {name: _blank(like, name, options, sizes, auxiliary) for name in names}
-    attributes = _attributes(session, group) | like.attrs
+    dims, store = tuple(options.dims), session.store
+    nodes = contents_of(store).nodes()
+    there = [dim for dim in dims if join(group, dim) in nodes]
+    wanted = [dim for dim in dims if dim not in there]
+    new = {dim: distinct(dim, column) for dim, column in rows.labels(wanted).items()}
+    labels: dict[str, Any] = dict(new)
+    source: Any = Source(session, group) if there else None
+    for dim in there:
+        labels[dim] = source.coordinate(dim)
+        if labels[dim] is None:
+            raise InvalidArgumentError(
+                f"/{group} has an array {dim!r} that is not a coordinate of {dim!r}"
+            )
+    shape = tuple(len(labels[dim]) for dim in dims)
+    blank = {name: _blank(name, dims, shape, rows.columns, options) for name in names}
     how: Any = {"group": group, "mode": "a"}
-    empty = xr.Dataset(blank, attrs=attributes)
+    empty = xr.Dataset(blank, attrs=_attributes(session, group))
     to_session(empty, session, **how, check=False, statistics=False)  # not yet of the right size
-    for name, one in blank.items():
-        array = zarr.open_array(session.store, path=join(group, name), mode="r+")
-        array.resize(tuple(sizes[dim] for dim in one.dims))
-    nodes = contents_of(session.store).nodes()
-    new = {name: one for name, one in new.items() if join(group, name) not in nodes}
+    for name in names:
+        zarr.open_array(store, path=join(group, name), mode="r+").resize(shape)
     if new:
-        coordinates = xr.Dataset(coords=new, attrs=attributes)
+        coordinates = xr.Dataset(coords=new, attrs=empty.attrs)
         to_session(coordinates, session, **how, statistics=options.statistics)
 
 
@@ -488,67 +474,15 @@ def _attributes(session: Session, group: str) -> dict[str, Any]:
     return {} if node is None else attributes_of(node)
 
 
-def _check_template(template: Any, names: Sequence[str]) -> None:
-    if not isinstance(template, xr.Dataset):
-        raise InvalidArgumentError(f"template is a Dataset, not a {type(template).__name__}")
-    own = {str(name) for name in template.data_vars}
-    if own != set(names):
-        raise InvalidArgumentError(
-            f"the template has the variables {', '.join(sorted(own))}, and the rows have "
-            f"{', '.join(names)}"
-        )
-
-
-def _labels_there(
-    session: Session, group: str, options: WriteOptions
-) -> dict[str, npt.NDArray[Any]]:
-    """The labels of the dims that the group has a coordinate of.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the template has others.
-    """
-    nodes, there = contents_of(session.store).nodes(), {}
-    given = {} if options.template is None else options.template.coords
-    dims = [dim for dim in options.dims if join(group, dim) in nodes]
-    source: Any = Source(session, group) if dims else None
-    for dim in dims:
-        there[dim] = source.coordinate(dim)
-        if there[dim] is None:
-            raise InvalidArgumentError(
-                f"/{group} has an array {dim!r} that is not a coordinate of {dim!r}"
-            )
-        if dim in given and not np.array_equal(given[dim].values, there[dim]):
-            raise InvalidArgumentError(
-                f"the labels of {dim!r} in the template differ from the existing ones in "
-                f"/{group}; leave it out of the template, or create in another group"
-            )
-    return there
-
-
 def _blank(
-    like: xr.Dataset,
-    name: str,
-    options: WriteOptions,
-    sizes: Mapping[Any, int],
-    auxiliary: Sequence[str],
+    name: str, dims: tuple[str, ...], shape: Coords, columns: pa.Schema, options: WriteOptions
 ) -> xr.Variable:
-    """A variable as it is to be, without any cell.
-
-    It is written so, and its array resized, since that takes no memory.
-    """
-    own = like.variables[name]
-    dtype, attributes = own.dtype, dict(own.attrs)
-    encoding: dict[str, Any] = {**own.encoding, **(options.encoding or {}).get(name, {})}
-    beside = [each for each in auxiliary if set(like[each].dims) <= set(own.dims)]
-    if beside:
-        attributes["coordinates"] = " ".join(beside)
+    """A variable as it is to be, without any cell."""
+    dtype = to_numpy(pa.array([], columns.field(name).type)).dtype
     if dtype.kind == "O":
         dtype = create_vlen_dtype(str)  # type: ignore[no-untyped-call]
-    encoding = {**_TIMED.get(dtype.kind, {}), **encoding}
+    encoding = {**_TIMED.get(dtype.kind, {}), **(options.encoding or {}).get(name, {})}
     if encoding.get("chunks") is None:
         itemsize = np.dtype(encoding.get("dtype", dtype)).itemsize
-        encoding["chunks"] = default_chunks(tuple(sizes[dim] for dim in own.dims), itemsize)
-    encoding.pop("preferred_chunks", None)
-    return xr.Variable(own.dims, np.empty((0,) * own.ndim, dtype), attributes, encoding)
+        encoding["chunks"] = default_chunks(shape, itemsize)
+    return xr.Variable(dims, np.empty((0,) * len(dims), dtype), {}, encoding)
