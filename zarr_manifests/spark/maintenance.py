@@ -92,7 +92,7 @@ _CHUNKS: Final = pa.schema(
 
 
 def verify(
-    spark: SparkSession, url: Location, *, storage_options: Options = None, **options: Any
+    spark: SparkSession, url: Location, *args: Any, storage_options: Options = None, **options: Any
 ) -> VerifyReport:
     """Read every object that can be reached; tasks read the chunks and compare their checksums.
 
@@ -105,16 +105,12 @@ def verify(
     >>> maintenance.verify(spark, "winds").ok  # doctest: +SKIP
     True
     """
-    return shared_repository(url, storage_options).verify(**options, run=partial(run_tasks, spark))
+    repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
+    return repository.verify(*args, **options, run=run)
 
 
 def garbage_collect(
-    spark: SparkSession,
-    url: Location,
-    grace: timedelta = timedelta(hours=24),
-    *,
-    storage_options: Options = None,
-    **options: Any,
+    spark: SparkSession, url: Location, *args: Any, storage_options: Options = None, **options: Any
 ) -> CollectionReport:
     """Delete the objects that no snapshot needs; the driver marks, and tasks delete.
 
@@ -128,17 +124,11 @@ def garbage_collect(
     12
     """
     repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
-    return repository.garbage_collect(grace, **options, run=run)
+    return repository.garbage_collect(*args, **options, run=run)
 
 
 def compact(
-    spark: SparkSession,
-    url: Location,
-    branch: str = "main",
-    mode: str = "major",
-    *,
-    storage_options: Options = None,
-    **options: Any,
+    spark: SparkSession, url: Location, *args: Any, storage_options: Options = None, **options: Any
 ) -> CompactionReport:
     """Bring the deltas of a branch together, or its packs; tasks write leaves, or copy chunks.
 
@@ -154,16 +144,11 @@ def compact(
     48
     """
     repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
-    return repository.compact(branch, mode, **options, run=run)
+    return repository.compact(*args, **options, run=run)
 
 
 def compute_statistics(
-    spark: SparkSession,
-    url: Location,
-    paths: Sequence[str] | None = None,
-    *,
-    storage_options: Options = None,
-    **options: Any,
+    spark: SparkSession, url: Location, *args: Any, storage_options: Options = None, **options: Any
 ) -> StatisticsReport:
     """Measure chunks, so that queries can leave out those that cannot match; tasks decode them.
 
@@ -177,16 +162,11 @@ def compute_statistics(
     132
     """
     repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
-    return repository.compute_statistics(paths, **options, run=run)
+    return repository.compute_statistics(*args, **options, run=run)
 
 
 def rewrite_chunks(
-    spark: SparkSession,
-    url: Location,
-    path: str,
-    *,
-    storage_options: Options = None,
-    **options: Any,
+    spark: SparkSession, url: Location, *args: Any, storage_options: Options = None, **options: Any
 ) -> RewriteReport:
     """Write an array anew with other chunks, shards or codecs, in one commit; tasks copy it.
 
@@ -201,7 +181,7 @@ def rewrite_chunks(
     132
     """
     repository, run = shared_repository(url, storage_options), partial(run_tasks, spark)
-    return rewrite(repository, path, **options, run=run)
+    return rewrite(repository, *args, **options, run=run)
 
 
 # --- metadata tables -------------------------------------------------------------------------
