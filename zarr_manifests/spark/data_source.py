@@ -71,7 +71,6 @@ from zarr_manifests.spark.write_target import WriteOptions, plan_write
 
 _LOG = logging.getLogger(__name__)
 _LEASE: Final = timedelta(days=1)
-_PIECE_BYTES: Final = 16 * 1024**2
 
 
 def register(spark: SparkSession) -> None:
@@ -159,10 +158,11 @@ class ManifestsDataSource(DataSource):
     @briefly()
     def schema(self) -> StructType:
         """The columns, as `read` has them."""
-        return self._planned.job.schema
+        return self._planned[-1].schema
 
     @cached_property
-    def _planned(self) -> _Planned:
+    def _planned(self) -> tuple[Repository, dict[str, Any], dict[str, Any], Job]:
+        """What is read; its options for changes, and for a stream; and the job of its rows."""
         location, arguments = read_options(self.options)
         changes, stream = taken(arguments, CHANGES), taken(arguments, STREAM)
         # A stream holds its own.
@@ -174,7 +174,7 @@ class ManifestsDataSource(DataSource):
             job = plan_changes(repository, options, self.facts, *ends)["added"]
         else:
             job = plan_read(repository, options, self.facts)
-        return _Planned(repository, changes, stream, with_lease(job, lease))
+        return repository, changes, stream, with_lease(job, lease)
 
     @briefly()
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -190,11 +190,12 @@ class ManifestsDataSource(DataSource):
                 f"with the schema {schema.simpleString()[:200]}, Spark would choose the snapshot "
                 "anew for each query: leave it out, and choose columns by the option variables"
             )
-        if self._planned.stream:
+        *_, stream, job = self._planned
+        if stream:
             raise InvalidArgumentError(
                 f"only a stream takes the options {', '.join(STREAM)}: use readStream"
             )
-        return JobReader(self._planned.job)
+        return JobReader(job)
 
     @briefly()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -205,19 +206,19 @@ class ManifestsDataSource(DataSource):
         InvalidArgumentError
             If the caller has given another schema, or options name one snapshot.
         """
-        asked = self._planned
-        own = asked.job.schema
+        repository, changes, stream, job = self._planned
+        own = job.schema
         if not same_columns(schema, own):
             raise InvalidArgumentError(
                 f"the schema {schema.simpleString()[:200]} is not that of the variables, "
                 f"{own.simpleString()[:200]}: leave it out, and choose columns by the option "
                 "variables"
             )
-        if asked.changes:
+        if changes:
             raise InvalidArgumentError(
                 f"a stream does not take {' and '.join(CHANGES)}: use starting-snapshot"
             )
-        return ChangeStream(asked.repository, asked.job, StreamOptions(**asked.stream))
+        return ChangeStream(repository, job, StreamOptions(**stream))
 
     @briefly()
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -260,16 +261,6 @@ class ManifestsDataSource(DataSource):
             )
         # What an earlier batch has brought stays, where this one has no row.
         return _StreamSink.of(location, {"missing": "keep"} | arguments, schema, self.facts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """What options ask for, and the job of its rows, with a lease on their snapshot."""
-
-    repository: Repository
-    changes: dict[str, Any]
-    stream: dict[str, Any]
-    job: Job
 
 
 def _opened(location: str, arguments: dict[str, Any]) -> Repository:
@@ -336,20 +327,17 @@ class Sink:
         query_id = None if context is None else context.getLocalProperty(QUERY_ID)
         spooled = Spooled(self.fork(), query_id=query_id)
         name = self.options.append_dim
-        waiting: list[pa.RecordBatch] = []
         for batch in iterator:
             if not batch.num_rows:
                 continue
-            waiting.append(batch.rename_columns(self.columns.names))
+            rows = pa.Table.from_batches([batch]).rename_columns(self.columns.names)
             if name is not None:
-                labels = waiting[-1].column(name)
-                known = spooled.labels.get(name, labels[:0])
-                spooled.labels[name] = pa.chunked_array([known, labels]).unique()
-            if sum(each.nbytes for each in waiting) >= _PIECE_BYTES:
-                spooled.put(_serialized(waiting))
-                waiting = []
-        if waiting:
-            spooled.put(_serialized(waiting))
+                known = spooled.labels.get(name, pa.array([], rows[name].type))
+                labels = pa.chunked_array([known, *rows[name].chunks])
+                spooled.labels[name] = labels.unique()
+            sink = pa.BufferOutputStream()
+            feather.write_feather(rows, sink, "lz4")
+            spooled.put(bytes(sink.getvalue()))
         return spooled
 
     def fork(self) -> Fork:
@@ -451,12 +439,6 @@ class Spooled(WriterCommitMessage):
         found = self.fork.store.get_sync(name)
         assert found is not None
         return found.to_bytes()
-
-
-def _serialized(batches: Sequence[pa.RecordBatch]) -> bytes:
-    sink = pa.BufferOutputStream()
-    feather.write_feather(pa.Table.from_batches(batches), sink, "lz4")
-    return bytes(sink.getvalue())
 
 
 # --- Spark's writers -------------------------------------------------------------------------
