@@ -41,8 +41,6 @@ type Location = str | os.PathLike[str] | Storage | Repository
 
 _MOST_CHUNKS: Final = 2**22
 """Most chunks that are listed to align boxes."""
-_MOST_POSITIONS: Final = 2**24
-"""Longest coordinate that is compared again, so that fewer statistics are looked at."""
 
 
 def shared_repository(
@@ -358,11 +356,10 @@ def _left_by_statistics(
     alike: dict[tuple[Any, ...], list[Comparison]] = {}
     for each in comparisons:
         if each.column in names:
-            variable, chunk = source.encoded(each.column), source.stored_chunk_shape(each.column)
-            alike.setdefault((variable.dims, variable.shape, chunk), []).append(each)
-    for (own_dims, own_shape, _), mine in alike.items():
-        small = {dim for dim, n in zip(own_dims, own_shape, strict=True) if n <= _MOST_POSITIONS}
-        asked.append([(*mine, *(each for each in comparisons if each.column in small))])
+            shapes = source.arrays[each.column].shape, source.stored_chunk_shape(each.column)
+            alike.setdefault((source.dims[each.column], *shapes), []).append(each)
+    for (own_dims, *_), mine in alike.items():
+        asked.append([(*mine, *(each for each in comparisons if each.column in own_dims))])
     for each_of in asked if job.tasks else ():
         found = [chosen(*one) for one in each_of]
         selections += [selection for selection, _ in found]
