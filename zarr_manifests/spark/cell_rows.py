@@ -170,8 +170,6 @@ def read(
 
 def rows(spark: SparkSession, job: Job) -> DataFrame:
     """The rows of all tasks of a job; none if it has no tasks."""
-    if not job.tasks:
-        return spark.createDataFrame([], job.schema)
     in_lines = _in_lines(job)
     task: Any = partial(run_arrow, job, in_lines=in_lines)
     task.__name__ = job.name  # which the plan shows
@@ -181,7 +179,8 @@ def rows(spark: SparkSession, job: Job) -> DataFrame:
         schema = StructType([StructField(f"c{n}", kind) for n, kind in enumerate(lists)])
         schema.add("length", IntegerType())
     # As many partitions as numbers, so that each task gets one.
-    found = mapped(spark.range(0, job.tasks, 1, job.tasks), task, schema)
+    numbers = spark.range(0, job.tasks, 1, max(job.tasks, 1))
+    found = mapped(numbers, task, schema)
     return _cells_of(found, job) if in_lines else found
 
 

@@ -34,12 +34,10 @@ if TYPE_CHECKING:
 
 # Of larger shards, tasks read parts, since they hold what they read in memory.
 _LARGEST_SHARD_CELLS: Final = 4 * 1024**2
-# A Spark timestamp counts microseconds, which reach from year -290,000 to 290,000.
-_TIME_UNIT: Final = "us"
 _FILLS: Final = ("missing_value", "_FillValue")
 _NO_TIME: Final = np.iinfo(np.int64).min
 # Between these, whatever decodes times agrees.
-_FIRST, _LAST = np.array(["0001", "9999"], f"M8[{_TIME_UNIT}]").astype(int).tolist()
+_FIRST, _LAST = np.array(["0001", "9999"], "M8[us]").astype(int).tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +173,12 @@ class Source:
     def coordinate(self, dimension: str, recipe: Recipe | None = None) -> npt.NDArray[Any] | None:
         """The decoded coordinate of a dimension, read once; None if it has none."""
         if dimension not in self._coordinates:
-            one = self.dims.get(dimension) == (dimension,)
-            self._coordinates[dimension] = self.read(dimension, recipe) if one else None
+            found = None
+            if self.dims.get(dimension) == (dimension,):
+                whole = Box((0,), self.arrays[dimension].shape)
+                found = self.decode(dimension, self.stored(dimension, whole), recipe)
+            self._coordinates[dimension] = found
         return self._coordinates[dimension]
-
-    def read(self, name: str, recipe: Recipe | None = None) -> npt.NDArray[Any]:
-        """Return the decoded values of a whole variable.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If its attributes are invalid, such as time units without a date.
-        """
-        shape = self.arrays[name].shape
-        return self.decode(name, self.stored(name, Box((0,) * len(shape), shape)), recipe)
 
     def stored(self, name: str, block: Box, parts: Sequence[Box] | None = None) -> npt.NDArray[Any]:
         """Return the values of a block of cells as they are stored, to be decoded by `decode`.
