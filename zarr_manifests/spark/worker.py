@@ -5,7 +5,8 @@ opens a repository and reads coordinates once per snapshot. Memory is bounded by
 at a time: a block (`BLOCK_BYTES` of values and `BLOCK_CHUNKS` chunks, or one chunk), a window of
 stored chunks, and two batches. Invariants:
 
-- A chunk is read once, as blocks are whole chunks. No chunk outside the boxes is read.
+- A chunk is read once, as blocks are whole chunks; of a variable that lacks a dimension, once for
+  each block. No chunk outside the boxes is read.
 - A batch has at most `BATCH_BYTES`, and at least half of `BATCH_ROWS` rows unless that would exceed
   the first bound or it is the last of its task.
 - Rows of numbers and times are made without xarray and pandas, which take long to import.
@@ -52,7 +53,6 @@ _KEPT: Final = 16
 # Reading a box by itself costs about as much as passing over so many cells.
 _SKIPPED_CELLS: Final = 256 * 1024
 _opened: OrderedDict[Hashable, Any] = OrderedDict()
-type _Held = dict[str, tuple[Box, npt.NDArray[Any]]]
 
 
 def run_arrow(
@@ -178,10 +178,9 @@ def _split(table: pa.Table) -> Iterator[pa.Table]:
 def _cells(job: Job, boxes: Iterable[Box]) -> Iterator[Cells]:
     """Yield the cells of boxes, at most `BATCH_ROWS` at a time."""
     source, coordinates = _open(job)
-    held: _Held = {}
     for block, parts in _blocks(job, source, boxes):
         axes = job.scan.within(block)
-        stored = [_stored(job, source, each.name, block, parts, held) for each in job.variables]
+        stored = [_stored(job, source, each.name, block, parts) for each in job.variables]
         cells = _selected(block, parts, axes)
         if cells is None:
             places = [axis.positions() for axis in axes]
@@ -227,21 +226,16 @@ def _pattern(shape: Coords, axis: int) -> pa.Array:
 
 
 def _stored(
-    job: Job, source: Source, name: str, block: Box, parts: list[Box] | None, held: _Held
+    job: Job, source: Source, name: str, block: Box, parts: list[Box] | None
 ) -> npt.NDArray[Any]:
-    """A variable's stored values in a block, repeated along dimensions that it does not have.
-
-    Values that are repeated are kept in `held`, since the next block may have the same.
-    """
+    """A variable's stored values in a block, repeated along dimensions that it does not have."""
     all_of = [column.name for column in job.dimensions]
     dims = list(source.dims[name])
     if dims == all_of:
         return source.stored(name, block, parts)
     at = [all_of.index(dim) for dim in dims]
     own = Box(tuple(block.lo[axis] for axis in at), tuple(block.hi[axis] for axis in at))
-    if name not in held or held[name][0] != own:
-        held[name] = own, source.stored(name, own)
-    values = held[name][1].transpose(np.argsort(at))
+    values = source.stored(name, own).transpose(np.argsort(at))
     shape = [length if axis in at else 1 for axis, length in enumerate(block.shape)]
     return np.broadcast_to(values.reshape(shape), block.shape)
 
@@ -251,9 +245,8 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     source, coordinates = _open(job)
     schema = pa.schema([(column.name, column.arrow) for column in job.columns])
     drop = job.options.nan == "drop"
-    held: _Held = {}
     for block, parts in _blocks(job, source, boxes):
-        stored = [_stored(job, source, each.name, block, parts, held) for each in job.variables]
+        stored = [_stored(job, source, each.name, block, parts) for each in job.variables]
         side = cache(partial(_side, job, coordinates))  # shared by the chunks of a line
         for part in parts or [block]:
             here = [np.ascontiguousarray(each[place_in(block, part)]) for each in stored]
