@@ -24,7 +24,7 @@ import zarr
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.keys import absolute
+from zarr_manifests.keys import absolute, join
 from zarr_manifests.selecting import decoded, meaning_of_bounds
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, contents_of
@@ -341,16 +341,14 @@ def _arrays(
         raise NotFoundError(
             f"there is no group /{path} in this snapshot; there are: {found or 'none'}"
         ) from error
+    members = contents_of(store).members(path)
     usable: dict[str, zarr.Array[Any]] = {}
     named: dict[str, tuple[str, ...]] = {}
     refused: dict[str, str] = {}
     for name, array in group.arrays():
-        if array.metadata.zarr_format == 2:  # where xarray keeps them
-            listed = array.attrs.get("_ARRAY_DIMENSIONS")
-        else:
-            listed = array.metadata.dimension_names
-        dims = tuple(listed) if isinstance(listed, list | tuple) else ()
-        if len(dims) != array.ndim or not all(isinstance(dim, str) for dim in dims):
+        meta = members[join(path, name)].array
+        dims: Any = (meta.dimension_names if meta else None) or ()
+        if len(dims) != array.ndim or None in dims:
             refused[name] = "no names"
         elif len(set(dims)) != len(dims):
             refused[name] = f"a name twice ({', '.join(dims)})"
