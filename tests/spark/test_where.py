@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 import zarr_manifests as zm
 from effort import examples
 from zarr_manifests import Repository
-from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.spark import explain_pruning, read, worker
 from zarr_manifests.spark.job import Job
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_read
@@ -279,11 +278,3 @@ def test_what_is_left_out_is_explained(
     assert found.picture().splitlines()[-1] == "██····"
     both = explain_pruning(spark, ridges, where={"y": (70, None)})
     assert (both.chunk_shape, both.selected, both.left_out["range"]) == ((20, 30), 2, 6)
-
-
-def test_what_cannot_match_can_be_an_error_that_says_what_there_is(ridges: Repository) -> None:
-    where = [{"y": (500, None)}, "depth > 5"]
-    assert plan_read(ridges, ReadOptions(variables="depth", where=where), FACTS).tasks == 0
-    options = ReadOptions(variables="depth", where=where, on_empty="error")
-    with pytest.raises(InvalidArgumentError, match=r"of 'y', 80 values run from 0\.0 to 79\.0"):
-        plan_read(ridges, options, FACTS)

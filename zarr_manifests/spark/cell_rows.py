@@ -31,7 +31,7 @@ from zarr_manifests.planning.zones.skipping import comparable
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, changed_cells, resolved
-from zarr_manifests.spark.job import Job, chunks_in, with_lease
+from zarr_manifests.spark.job import Job, chunks_in, options_of, with_lease
 from zarr_manifests.spark.plan import Location, ReadOptions, SparkFacts, plan_read, restrict
 from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import mapped
@@ -50,7 +50,6 @@ def read(
     group: str = "/",
     version: str | None = None,
     where: Any = None,
-    on_empty: Literal["empty", "error"] = "empty",
     layout: Literal["long", "chunk"] = "long",
     nan: Literal["keep", "null", "drop"] = "null",
     decode_times: bool = True,
@@ -94,8 +93,6 @@ def read(
         row are not read: by the coordinates, and by the bounds of the chunks' values where the
         repository has statistics. Times without a zone are in the session's; in ranges, those of
         NumPy are in UTC. Dimensions without a coordinate have positions.
-    on_empty : "empty" or "error", default "empty"
-        What to do if no cell can match: return no rows, or raise.
     layout : "long" or "chunk", default "long"
         One row per cell or per chunk. The row of a chunk has its coordinates as arrays, its
         `shape`, and for each variable the `dtype` and the decoded values (`data`, in C order). Of
@@ -127,7 +124,7 @@ def read(
     Returns
     -------
     pyspark.sql.DataFrame
-        Without rows if the variables have no cells.
+        Without rows if the variables have no cells, or none can match.
 
     Raises
     ------
@@ -137,7 +134,7 @@ def read(
         If the branch, tag, snapshot, group or a variable does not exist.
     InvalidArgumentError
         If an option is unknown, variables have different dimensions or values without a Spark type,
-        a column cannot be compared so, or no cell can match and `on_empty` is "error".
+        or a column cannot be compared so.
     WhereError
         If the text of `where` cannot be read.
     UnsupportedStorageError
@@ -150,19 +147,7 @@ def read(
     >>> df = read(spark, "winds", ["u", "v"], where={"lat": (-30, 30)})  # doctest: +SKIP
     >>> df.groupBy("time").agg({"u": "avg"}).orderBy("time").show()  # doctest: +SKIP
     """
-    options = ReadOptions(
-        variables=variables,
-        group=group,
-        version=version,
-        where=where,
-        on_empty=on_empty,
-        layout=layout,
-        nan=nan,
-        decode_times=decode_times,
-        broadcast=broadcast,
-        target_rows=target_rows,
-        max_tasks=max_tasks,
-    )
+    options = options_of(ReadOptions, locals())
     repository = repository_of(url, storage_options)
     job = with_lease(plan_read(repository, options, SparkFacts.of(spark)), lease)
     return rows(spark, job)

@@ -55,19 +55,20 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_rows import plan_changes, read
 from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
-from zarr_manifests.spark.dataframes import (
-    QUERY_ID,
-    WriteReport,
-    batch_txn,
-    write_rows,
-)
 from zarr_manifests.spark.job import Job, with_lease
 from zarr_manifests.spark.options import CHANGES, STREAM, read_options, taken, write_options
 from zarr_manifests.spark.plan import Location, ReadOptions, SparkFacts, check_shared, plan_read
 from zarr_manifests.spark.stream import ChangeStream, StreamOptions, same_columns
 from zarr_manifests.spark.tasks import PICKLE
 from zarr_manifests.spark.worker import JobReader, briefly
-from zarr_manifests.spark.write_target import WriteOptions, plan_write
+from zarr_manifests.spark.write_target import (
+    QUERY_ID,
+    WriteOptions,
+    WriteReport,
+    batch_txn,
+    plan_write,
+    write_rows,
+)
 
 _LOG = logging.getLogger(__name__)
 _LEASE: Final = timedelta(days=1)

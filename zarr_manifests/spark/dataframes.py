@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import batched
 from typing import Any, Final, Literal
@@ -24,66 +24,29 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as sql
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from zarr_manifests.errors import (
-    ConflictError,
-    InvalidArgumentError,
-    TransactionAlreadyCommitted,
-)
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.planning.conflict.admission import Txn
-from zarr_manifests.repositories import let_others_open, write_into
+from zarr_manifests.repositories import write_into
 from zarr_manifests.repository import Repository
-from zarr_manifests.session import Fork, commits_of
+from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
+from zarr_manifests.spark.job import options_of
 from zarr_manifests.spark.plan import Location, SparkFacts, check_shared, shared_repository
 from zarr_manifests.spark.tasks import PICKLE, mapped, results
-from zarr_manifests.spark.write_target import Rows, WriteOptions, plan_write
+from zarr_manifests.spark.write_target import (
+    QUERY_ID,
+    WriteOptions,
+    WriteReport,
+    batch_txn,
+    write_rows,
+)
 from zarr_manifests.storage.url import storage_of
 
-QUERY_ID: Final = "sql.streaming.queryId"
-"""The local property of Spark that names the query of a batch."""
 _WRONG: Final = -1
 """In place of the number of a bin: what is wrong with the rows."""
 _GROUPED: Final = "#grouped"
 _PIECES: Final = 16
 """How many pieces of cells are handed to Spark at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteReport:
-    """What a write from rows has done.
-
-    Parameters
-    ----------
-    snapshot_id : str or None
-        The new snapshot; None if there was nothing to commit.
-    cells : int
-        The cells that have got a value, or NULL, from a row.
-    chunks : int
-        The chunks that were written.
-    bytes : int
-        Their stored bytes.
-    tasks : int
-        The tasks that wrote them.
-    replayed : bool
-        Whether the transaction had landed before, so that nothing was written.
-    """
-
-    snapshot_id: str | None
-    cells: int = 0
-    chunks: int = 0
-    bytes: int = 0
-    tasks: int = 0
-    replayed: bool = False
-
-    def __str__(self) -> str:
-        if self.replayed:
-            return f"nothing written: the transaction is in {self.snapshot_id or 'the branch'}"
-        if self.snapshot_id is None:
-            return "nothing written"
-        return (
-            f"{self.cells:,} cells in {self.chunks:,} chunks of {self.bytes:,} bytes, by "
-            f"{self.tasks:,} tasks, in snapshot {self.snapshot_id}"
-        )
 
 
 def write_dataframe(
@@ -204,26 +167,7 @@ def write_dataframe(
     >>> how = dict(dims=["lat", "lon"], mode="create")  # doctest: +SKIP
     >>> write_dataframe(mean, "winds", "u_mean", **how)  # doctest: +SKIP
     """
-    options = WriteOptions(
-        target=target,
-        dims=dims,
-        mode=mode,
-        append_dim=append_dim,
-        region=region,
-        encoding=encoding,
-        missing=missing,
-        duplicates=duplicates,
-        order_by=order_by,
-        tolerance=tolerance,
-        statistics=statistics,
-        buffer_bytes=buffer_bytes,
-        max_tasks=max_tasks,
-        txn_app_id=txn_app_id,
-        txn_version=txn_version,
-        message=message,
-        metadata=metadata,
-        branch=branch,
-    )
+    options = options_of(WriteOptions, locals())
     into = partial(_write_frame, df, options, options.txn())
 
     if isinstance(url, Repository):
@@ -317,76 +261,6 @@ def foreach_batch(
             on_report(number, report)
 
     return write
-
-
-def batch_txn(app: str | None, query_id: str | None, number: int) -> Txn:
-    """A batch of a stream as a transaction, which comes right after the batch before.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there is neither a name of an application nor a query.
-
-    Examples
-    --------
-    >>> from zarr_manifests.spark.dataframes import batch_txn
-    >>> batch_txn("hourly", None, 7)
-    Txn(app='hourly', version=7, after=6)
-    """
-    if app is None and query_id is None:
-        raise InvalidArgumentError(
-            "the id of the query is not known, so its batches cannot be told from those of other "
-            "queries; name it by txn_app_id, which is the option txn-app-id"
-        )
-    return Txn(app or f"spark:{query_id}", number, number - 1)
-
-
-# --- one commit ------------------------------------------------------------------------------
-
-
-def write_rows(
-    repository: Repository,
-    options: WriteOptions,
-    rows: Rows,
-    txn: Txn | None = None,
-    parallelism: int = 1,
-) -> WriteReport:
-    """Write rows and commit them; again, if others have changed what it is planned on."""
-    message = options.message
-    if message is None:
-        message = f"{options.mode} rows to /{options.target.strip('/')}"
-    attempts = 0
-    while True:
-        attempts += 1
-        session = repository.writable_session(options.branch)
-        try:
-            commits_of(session).begin(txn)
-            done: Sequence[tuple[Fork, int]] = ()
-            plan = plan_write(session, options, rows, parallelism)
-            if plan is not None:
-                let_others_open(session)
-                done = rows.fill(plan, session.fork())
-                session.merge(*(fork for fork, _ in done))
-            if txn is None and not session.status():
-                return WriteReport(snapshot_id=None)
-            snapshot_id = commits_of(session).commit(message, options.metadata, txn=txn)
-        except TransactionAlreadyCommitted as landed:
-            return WriteReport(snapshot_id=landed.snapshot_id, replayed=True)
-        except ConflictError:
-            # What others appended may leave room behind it, or say that the labels are there.
-            if options.mode != "append" or attempts > repository.config.commits.attempts:
-                raise
-        else:
-            written = next(repository.ancestry(snapshot_id, limit=1)).written
-            return WriteReport(
-                snapshot_id=snapshot_id,
-                chunks=written.get("refs-set", 0),
-                bytes=written.get("chunk-bytes", 0),
-                cells=sum(cells for _, cells in done),
-                tasks=len(done),
-            )
-        finally:
-            session.close()
 
 
 # --- rows of a DataFrame ---------------------------------------------------------------------

@@ -99,7 +99,6 @@ class ReadOptions:
     group: str = "/"
     version: str | None = None
     where: Any = None
-    on_empty: Literal["empty", "error"] = "empty"
     layout: Literal["long", "chunk"] = "long"
     nan: Literal["null", "keep", "drop"] = "null"
     decode_times: bool = True
@@ -109,6 +108,11 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+def options_of[Options](kind: type[Options], given: Mapping[str, Any]) -> Options:
+    """The options among the arguments of a call."""
+    return kind(**{name: given[name] for name in get_type_hints(kind) if name in given})
 
 
 def check_options(options: object) -> None:

@@ -119,7 +119,6 @@ _PLACE: Final[_Options] = {
 _EITHER: Final[_Options] = {
     "variables": _names,
     "nan": _one_of("null", "keep", "drop"),
-    "on-empty": _one_of("empty", "error"),
     "lease": _lease,
 }
 _READ: Final[_Options] = {

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from zarr_manifests.errors import InvalidArgumentError, UnsupportedStorageError
@@ -22,7 +21,6 @@ from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.zones.skipping import (
     boxes_of,
-    comparable,
     matching_cells,
     matching_runs,
 )
@@ -138,13 +136,6 @@ def plan_read(
         session, source, job, [] if selections is None else selections
     ):
         job = restrict(job, boxes)
-    if where is not None and not job.tasks and options.on_empty == "error":
-        spans = [
-            f"; of {dim!r}, {span_of(source.coordinate(dim), size)}"
-            for dim, size in zip(dims, job.shape, strict=True)
-            if dim in where.columns
-        ]
-        raise InvalidArgumentError(f"no cell can match {where.sql}{''.join(spans)}")
     return job
 
 
@@ -301,22 +292,6 @@ def _in_microseconds(value: Any) -> Any:
     if isinstance(value, Moment):
         return Moment(_in_microseconds(value.text))
     return re.sub(r"(\.\d{6})\d+", r"\1", value) if isinstance(value, str) else value
-
-
-def span_of(coordinate: npt.NDArray[Any] | None, size: int) -> str:
-    """What labels there are along a dimension, in words."""
-    if coordinate is None:
-        return f"positions run from 0 to {size - 1}"
-    values, missing = comparable(coordinate)
-    values = values[~missing]
-    if not values.size:
-        return f"all {size} values are missing"
-    if values.dtype.kind not in "mM":
-        values = values.astype(object)
-    ends = np.array([values.min(), values.max()])
-    if ends.dtype.kind == "M":
-        ends = np.datetime_as_string(ends, unit="auto")
-    return f"{size} values run from {ends[0]} to {ends[1]}"
 
 
 # --- boxes of chunks that statistics leave -------------------------------------------------------

@@ -1,7 +1,8 @@
-"""What a write from rows does before its tasks begin: it makes or resizes arrays, and plans.
+"""A write from rows, wherever they are: what it may be asked for, its plan, and its commit.
 
-All of it happens in a session that is not committed yet, so nothing is left of it if the write
-fails. Tasks get forks of that session: a fork made before a resize would have the wrong shape.
+Before tasks begin, it makes or resizes arrays, and plans. All of it happens in a session that is
+not committed yet, so nothing is left of it if the write fails. Tasks get forks of that session: a
+fork made before a resize would have the wrong shape.
 """
 
 from __future__ import annotations
@@ -19,31 +20,41 @@ import zarr
 from xarray.coding.strings import create_vlen_dtype
 
 from zarr_manifests.display import attributes_of
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidArgumentError,
+    NotFoundError,
+    TransactionAlreadyCommitted,
+)
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import join, split
 from zarr_manifests.planning.conflict.admission import Txn, txn_of
 from zarr_manifests.planning.scan import Bins, common_unit, default_chunks
 from zarr_manifests.planning.zones.skipping import matching_runs
 from zarr_manifests.planning.zones.where import parse_where, zone_of
-from zarr_manifests.session import Fork, Session
+from zarr_manifests.repositories import let_others_open
+from zarr_manifests.repository import Repository
+from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_values import (
     AlongAxis,
     Values,
     check_fits,
     distinct,
     encoded,
+    shown,
     to_numpy,
 )
 from zarr_manifests.spark.cell_writer import WritePlan
 from zarr_manifests.spark.job import check_options
-from zarr_manifests.spark.plan import span_of
 from zarr_manifests.spark.source import Source
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.xarray.fit import MisfitError, fit_of
 from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement, same_labels
 from zarr_manifests.xarray.writers import to_session
 
+QUERY_ID: Final = "sql.streaming.queryId"
+"""The local property of Spark that names the query of a batch."""
 _WHOLE: Final = {"dtype": "int64", "_FillValue": -(2**63)}
 _TIMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "M": {**_WHOLE, "units": "microseconds since 1970-01-01"},
@@ -123,6 +134,44 @@ class WriteOptions:
         return None if self.txn_app_id is None else txn_of((self.txn_app_id, self.txn_version))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteReport:
+    """What a write from rows has done.
+
+    Parameters
+    ----------
+    snapshot_id : str or None
+        The new snapshot; None if there was nothing to commit.
+    cells : int
+        The cells that have got a value, or NULL, from a row.
+    chunks : int
+        The chunks that were written.
+    bytes : int
+        Their stored bytes.
+    tasks : int
+        The tasks that wrote them.
+    replayed : bool
+        Whether the transaction had landed before, so that nothing was written.
+    """
+
+    snapshot_id: str | None
+    cells: int = 0
+    chunks: int = 0
+    bytes: int = 0
+    tasks: int = 0
+    replayed: bool = False
+
+    def __str__(self) -> str:
+        if self.replayed:
+            return f"nothing written: the transaction is in {self.snapshot_id or 'the branch'}"
+        if self.snapshot_id is None:
+            return "nothing written"
+        return (
+            f"{self.cells:,} cells in {self.chunks:,} chunks of {self.bytes:,} bytes, by "
+            f"{self.tasks:,} tasks, in snapshot {self.snapshot_id}"
+        )
+
+
 class Rows(Protocol):
     """The rows of a write: where they are, only they know."""
 
@@ -135,6 +184,76 @@ class Rows(Protocol):
 
     def fill(self, plan: WritePlan, fork: Fork) -> Sequence[tuple[Fork, int]]:
         """Write the cells of a plan; what each task returns (see `write_cells`)."""
+
+
+def write_rows(
+    repository: Repository,
+    options: WriteOptions,
+    rows: Rows,
+    txn: Txn | None = None,
+    parallelism: int = 1,
+) -> WriteReport:
+    """Write rows and commit them; again, if others have changed what it is planned on."""
+    message = options.message
+    if message is None:
+        message = f"{options.mode} rows to /{options.target.strip('/')}"
+    attempts = 0
+    while True:
+        attempts += 1
+        session = repository.writable_session(options.branch)
+        try:
+            commits_of(session).begin(txn)
+            done: Sequence[tuple[Fork, int]] = ()
+            plan = plan_write(session, options, rows, parallelism)
+            if plan is not None:
+                let_others_open(session)
+                done = rows.fill(plan, session.fork())
+                session.merge(*(fork for fork, _ in done))
+            if txn is None and not session.status():
+                return WriteReport(snapshot_id=None)
+            snapshot_id = commits_of(session).commit(message, options.metadata, txn=txn)
+        except TransactionAlreadyCommitted as landed:
+            return WriteReport(snapshot_id=landed.snapshot_id, replayed=True)
+        except ConflictError:
+            # What others appended may leave room behind it, or say that the labels are there.
+            if options.mode != "append" or attempts > repository.config.commits.attempts:
+                raise
+        else:
+            written = next(repository.ancestry(snapshot_id, limit=1)).written
+            return WriteReport(
+                snapshot_id=snapshot_id,
+                chunks=written.get("refs-set", 0),
+                bytes=written.get("chunk-bytes", 0),
+                cells=sum(cells for _, cells in done),
+                tasks=len(done),
+            )
+        finally:
+            session.close()
+
+
+def batch_txn(app: str | None, query_id: str | None, number: int) -> Txn:
+    """A batch of a stream as a transaction, which comes right after the batch before.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is neither a name of an application nor a query.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark.write_target import batch_txn
+    >>> batch_txn("hourly", None, 7)
+    Txn(app='hourly', version=7, after=6)
+    """
+    if app is None and query_id is None:
+        raise InvalidArgumentError(
+            "the id of the query is not known, so its batches cannot be told from those of other "
+            "queries; name it by txn_app_id, which is the option txn-app-id"
+        )
+    return Txn(app or f"spark:{query_id}", number, number - 1)
+
+
+# --- the plan ------------------------------------------------------------------------------------
 
 
 def plan_write(
@@ -169,11 +288,12 @@ def plan_write(
     given, length = pa.array([], pa.int64()), 0
     if options.mode == "create":
         _create(session, group, names, options, rows)
-    elif options.mode == "append":
-        given = rows.labels([appended])[appended]
-        length = _append(session, group, names, options, given)
     source = Source(session, group)
     dims = _dims_of(source, names, options)
+    if options.mode == "append":
+        given = rows.labels([appended])[appended]
+        length = _append(session, source, names, options, given)
+        source = Source(session, group)
     sizes, tolerance = source.encoded(names[0]).sizes, options.tolerance or {}
     along = tuple(
         AlongAxis.of(
@@ -330,15 +450,13 @@ def _region(
             sides.append((0, axis.size))
             continue
         (labels,) = parse_where([(name, "within", given)]).comparisons
-        coordinate = source.coordinate(name)
-        runs = matching_runs([labels], coordinate, axis.size, zone=zone)
+        runs = matching_runs([labels], source.coordinate(name), axis.size, zone=zone)
         if len(runs) != 1:
-            found = f"{len(runs)} separate runs of labels, and a region is one run; write one after"
-            what = (
-                f"{found} the other"
-                if len(runs)
-                else f"nothing: its {span_of(coordinate, axis.size)}"
-            )
+            known, what = axis.lookup.ordered, "nothing: there are no labels"
+            if len(runs):
+                what = f"{len(runs)} separate runs of labels; write one after the other"
+            elif len(known):
+                what = f"nothing: labels run from {shown(known[0])} to {shown(known[-1])}"
             raise InvalidArgumentError(f"the range {given!r} of {name!r} selects {what}")
         sides.append(tuple(runs[0].tolist()))
     return sides
@@ -348,7 +466,7 @@ def _region(
 
 
 def _append(
-    session: Session, group: str, names: Sequence[str], options: WriteOptions, given: pa.Array
+    session: Session, source: Source, names: Sequence[str], options: WriteOptions, given: pa.Array
 ) -> int:
     """Make the arrays longer, and write the labels; how long they were.
 
@@ -359,8 +477,7 @@ def _append(
     InvalidArgumentError
         If they do not go behind what is there, or arrays would differ in length.
     """
-    dim, store, source = str(options.append_dim), session.store, Source(session, group)
-    _dims_of(source, names, options)
+    dim, store, group = str(options.append_dim), session.store, source.group.strip("/")
     size, there = source.encoded(names[0]).sizes[dim], source.coordinate(dim)
     alike = {name: source.encoded(name).dims for name in names}
     alike |= {} if there is None else {dim: (dim,)}
