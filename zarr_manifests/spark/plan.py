@@ -207,15 +207,10 @@ def _columns(
     source: Source, names: Sequence[str], dims: Sequence[str]
 ) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
     """The columns of the dimensions, and those of the variables."""
-    clashing = [name for name in names if name in dims and source.coordinate(name) is None]
-    if clashing:
-        raise InvalidArgumentError(
-            f"{clashing[0]!r} is a variable of several dimensions and the name of one of them, so "
-            "two columns would have that name; store it under another"
-        )
     dimensions = tuple(column_of(source, dim, is_dimension=True) for dim in dims)
-    columns = tuple(column_of(source, n, is_dimension=False) for n in names if n not in dims)
-    return dimensions, columns
+    along = [dim for dim in dims if source.coordinate(dim) is not None]
+    variables = tuple(column_of(source, n, is_dimension=False) for n in names if n not in along)
+    return dimensions, variables
 
 
 def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
@@ -225,7 +220,8 @@ def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
         if len(alike) > 1:
             raise InvalidArgumentError(
                 f"the columns {' and '.join(map(repr, alike))} are the same to Spark; leave one "
-                "out with variables=[...], or set spark.sql.caseSensitive to true"
+                "out with variables=[...], store it under another name, or, if only upper and "
+                "lower case differ, set spark.sql.caseSensitive to true"
             )
 
 
