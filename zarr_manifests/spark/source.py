@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Number
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -276,10 +275,8 @@ class Source:
         if not times and (stored.kind not in "biuf" or dtype.kind not in "biuf"):
             return None
         attributes = self.attributes(name)
-        scale, offset = packed = [attributes.get(key) for key in ("scale_factor", "add_offset")]
+        scale, offset = (attributes.get(key) for key in ("scale_factor", "add_offset"))
         given = [fill for key in _FILLS for fill in np.ravel(attributes.get(key, []))]
-        if not all(each is None or isinstance(each, Number) for each in (*packed, *given)):
-            return None
         sign = {"true": "u", "false": "i"}.get(str(attributes.get("_Unsigned")))
         counted = np.dtype(f"{sign}{stored.itemsize}") if sign and stored.kind in "iu" else stored
         # What it cannot be made of, tasks will find out.
