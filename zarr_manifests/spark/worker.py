@@ -264,8 +264,7 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
                 data = [{"dtype": each.dtype.str, "data": each.tobytes()} for each in cells]
                 row = (*along, list(map(len, along)), *data)
                 rows.append(dict(zip(schema.names, row, strict=True)))
-            for start in range(0, len(rows), 1024):
-                yield pa.Table.from_pylist(rows[start : start + 1024], schema)
+            yield pa.Table.from_pylist(rows, schema)
 
 
 def _side(
