@@ -127,7 +127,10 @@ def share_cells(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 def _cells_of(plan: WritePlan, batch: pa.RecordBatch) -> _Columns:
     """The keys of the rows' cells, their stored values, and their order if there is one."""
-    places = _places_of(plan, batch)
+    places = [axis.positions(batch.column(axis.name)) for axis in plan.along]
+    inside = plan.bins.inside(places)
+    if not inside.all():
+        raise InvalidArgumentError(_outside(plan, batch, places, np.flatnonzero(~inside)))
     keys = plan.bins.keys(places, batch.num_rows)
     try:
         values = [one.codes(batch.column(one.name)) for one in plan.variables]
@@ -143,21 +146,6 @@ def _cells_of(plan: WritePlan, batch: pa.RecordBatch) -> _Columns:
             )
         values.append(to_numpy(column).astype(np.float64))
     return [keys, *values]
-
-
-def _places_of(plan: WritePlan, batch: pa.RecordBatch) -> list[IndexArray]:
-    """The positions of the rows' cells on each axis.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If some are not in the region.
-    """
-    places = [axis.positions(batch.column(axis.name)) for axis in plan.along]
-    inside = plan.bins.inside(places)
-    if not inside.all():
-        raise InvalidArgumentError(_outside(plan, batch, places, np.flatnonzero(~inside)))
-    return places
 
 
 def _outside(

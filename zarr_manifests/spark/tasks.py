@@ -137,7 +137,9 @@ def session(
     3
     """
     own: dict[str, Any] = dict(config or {})
-    if _runs_elsewhere():
+    # A session runs, or spark-submit or Connect has a JVM.
+    launched = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
+    if launched or SparkContext._active_spark_context is not None:
         return SparkSession.Builder().config(map=own).getOrCreate()
     own.setdefault("spark.app.name", app_name)
     own["spark.master"] = master or own.get("spark.master", "local[*]")
@@ -148,15 +150,6 @@ def session(
     alone = own["spark.master"].partition("[")[0] == "local"
     with java_home(local=alone) as home, _environment(home, local=local):
         return SparkSession.Builder().config(map=settings).getOrCreate()
-
-
-def _runs_elsewhere() -> bool:
-    """Whether no JVM has to be launched: a session runs, or spark-submit or Connect has one."""
-    return (
-        SparkContext._active_spark_context is not None
-        or "PYSPARK_GATEWAY_PORT" in os.environ
-        or "SPARK_REMOTE" in os.environ
-    )
 
 
 @contextmanager
