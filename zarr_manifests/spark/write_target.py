@@ -253,9 +253,6 @@ def batch_txn(app: str | None, query_id: str | None, number: int) -> Txn:
     return Txn(app or f"spark:{query_id}", number, number - 1)
 
 
-# --- the plan ------------------------------------------------------------------------------------
-
-
 def plan_write(
     session: Session, options: WriteOptions, rows: Rows, parallelism: int = 1
 ) -> WritePlan | None:
@@ -565,10 +562,9 @@ def _create(
     there = [dim for dim in dims if join(group, dim) in nodes]
     wanted = [dim for dim in dims if dim not in there]
     new = {dim: distinct(dim, column) for dim, column in rows.labels(wanted).items()}
-    labels: dict[str, Any] = dict(new)
     source: Any = Source(session, group) if there else None
+    labels: dict[str, Any] = {**new, **{dim: source.coordinate(dim) for dim in there}}
     for dim in there:
-        labels[dim] = source.coordinate(dim)
         if labels[dim] is None:
             raise InvalidArgumentError(
                 f"/{group} has an array {dim!r} that is not a coordinate of {dim!r}"
