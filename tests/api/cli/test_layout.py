@@ -38,8 +38,9 @@ def test_a_plan_shows_what_would_be_and_writes_nothing(tmp_path: Path) -> None:
     done = call("explain", place, "--config", "-", given=PLAN)
     assert done.exit_code == 0, done.output
     found = [line.split() for line in done.stdout.splitlines()]
-    assert ["/lat", "0", "few", "0", "1", "5"] in found
-    assert ["/sea", "1", "by-steps", "1-3", "3", "6,000"] in found
+    assert {("/lat", "few", "5"), ("/sea", "by-steps", "6,000")} <= {
+        (row[0], row[2], row[-1]) for row in found if len(row) == 6
+    }
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
 
 
@@ -72,7 +73,7 @@ def rows(text: str) -> list[list[str]]:
 def test_explain_shows_the_leaves_of_one_array(url: str) -> None:
     done = call("explain", url, "sea", "--at", "main")
     assert ["wanted", "default"] in rows(done.stdout)
-    assert ["0", "6,000", "6,000", "1"] in rows(done.stdout)
+    assert ["0", "6,000", "6,000"] in [row[:3] for row in rows(done.stdout)]
     lost = call("explain", url, "/lost")
     assert lost.exit_code == 1
     assert "there is no array '/lost'" in lost.stderr
