@@ -228,12 +228,12 @@ def any_base_will_do(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebasing, "deltas_between", lambda *args: between(*args) or [])
 
 
-@mutant("Earlier commits are assumed to touch other chunks, wherever theirs are.", 11)
+@mutant("Earlier commits are assumed to touch other chunks, wherever theirs are.", 6)
 def all_is_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rebasing, "apart", lambda mine, theirs: True)
 
 
-@mutant("A head is amended although the branch has moved.", 10)
+@mutant("A head is amended although the branch has moved.", 1)
 def amended_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_amends", lambda head: None)
 
@@ -342,7 +342,7 @@ def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_place", stale)
 
 
-@mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.", 1)
+@mutant("Deltas that are not neighbours become a run, so one goes on top of newer ones.", 5)
 def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
     layers_of = compact._layers
 
@@ -372,7 +372,7 @@ def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
 
-@mutant("A repacking restores chunks that others have changed since it read them.", 352)
+@mutant("A repacking restores chunks that others have changed since it read them.", 431)
 def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
     def all_of_them(current: Any, moved: Any) -> list[Any]:
         return [(node_id, new) for node_id, _, new in moved]
@@ -396,7 +396,7 @@ def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "_is_shut_out", lambda *args: False)
 
 
-@mutant("A compactor continues although another has taken over.", 13)
+@mutant("A compactor continues although another has taken over.", 16)
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     def unclaimed(root: Any, *args: Any) -> Any:
         return admission.admission(replace(root, epochs={}), *args)
@@ -409,7 +409,7 @@ def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(repacking._Repacking, "_check_admitted", lambda *args: None)
 
 
-@mutant("A lease counts by the reader's clock, not by its existence.", 128)
+@mutant("A lease counts by the reader's clock, not by its existence.", 12)
 def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     refusal = epochs._refusal
 
@@ -421,7 +421,7 @@ def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(epochs, "_refusal", by_clock)
 
 
-@mutant("A collection deletes objects of sessions that hold a lease.", 114)
+@mutant("A collection deletes objects of sessions that hold a lease.", 12)
 def leases_not_honoured(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "leased_lineages", lambda leases: frozenset())
 
@@ -432,7 +432,7 @@ def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(expire, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
 
 
-@mutant("A lease is taken and renewed on an expired snapshot.", 9)
+@mutant("A lease is taken and renewed on an expired snapshot.", 6)
 def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "locate", lambda *args: None)
 
@@ -481,7 +481,7 @@ def marked_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "_begin", early)
 
 
-@mutant("A collection deletes without archiving the root it starts from.", 4)
+@mutant("A collection deletes without archiving the root it starts from.", 1)
 def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
     begin = collect._begin
 
