@@ -74,7 +74,7 @@ def test_seeds_with_others_keep_all_promises(few: int, kind: str) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_others_do_what_they_are_there_for(kind: str) -> None:
-    seen = check(range(30), kind)
+    seen = check(range(40), kind)
     assert {name: least for name, least in KINDS[kind].items() if seen[name] < least} == {}
 
 
