@@ -376,6 +376,7 @@ def _write(old: ManifestStore, fork: Fork, path: str, box: Box) -> Fork:
     target = ArrayTarget(array, workspace_of(mine.store), statistics=True)
     place = tuple(slice(lo, hi) for lo, hi in zip(box.lo, box.hi, strict=True))
     target[place] = source[place]
+    target.record()
     return mine
 
 

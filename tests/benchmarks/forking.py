@@ -73,4 +73,6 @@ def _task(fork_bytes: bytes, each: int, pipeline: str, number: int) -> bytes:
         )
         target[place] = np.arange(at, at + rows * count, dtype="i4").reshape(1, rows, count) + 1
         at += rows * count
+    if isinstance(target, ArrayTarget):
+        target.record()
     return pickle.dumps(fork)

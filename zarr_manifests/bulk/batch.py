@@ -16,7 +16,9 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -34,7 +36,7 @@ from zarr.core.codec_pipeline import _resolve_max_workers
 from zarr.storage import StorePath
 from zarr.storage._utils import normalize_path
 
-from zarr_manifests.decoding import BulkDecoder, Chunks, InDoubtError, gather, place
+from zarr_manifests.decoding import BulkDecoder, Chunks, InDoubtError, gather, lying, place
 from zarr_manifests.engine.edit.bulk_chunks import (
     ArrayKeys,
     ChunkFetch,
@@ -51,6 +53,7 @@ from zarr_manifests.store import ManifestStore
 
 type Results = tuple[GetResult, ...]
 type _Values = npt.NDArray[Any]
+type _Watch = Callable[[Coords, _Values], object]
 
 _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 1024**2
@@ -66,8 +69,11 @@ _MOST_LOOKED_UP: Final = 16
 """Up to so many chunks are looked up one by one, which reads only the newest delta of each."""
 _MOST_TAKEN: Final = 8
 _MOST_COPIED_BYTES: Final = 2 * 1024**2
+_MOST_KEPT_BYTES: Final = 8 * 1024**2
+_ROOMS: Final[list[npt.NDArray[np.uint8]]] = []
 _STEP_BYTES: Final = 1024**2
 """Bytes that are merged and encoded at a time: a processor's cache holds them."""
+_WATCH: Final[ContextVar[_Watch | None]] = ContextVar("zarr_manifests_watch", default=None)
 
 
 class LazyPath(StorePath):
@@ -399,6 +405,21 @@ def _run_all[Item](
 # --- writing ---------------------------------------------------------------------------------
 
 
+@contextmanager
+def watched(watch: Callable[[Coords, npt.NDArray[Any]], object]) -> Iterator[None]:
+    """In the block, have `watch` called with each chunk that is written wholly and in bulk.
+
+    It gets the chunk's coordinates and contiguous values just before these are encoded, which then
+    finds them in the processor's cache. It is called from several threads, and for no chunk that
+    is written otherwise.
+    """
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
 def write_batch(
     workspace: Workspace,
     batch: Batch,
@@ -460,6 +481,7 @@ class _PartWriter:
         self._workspace, self._batch, self._decoder = workspace, batch, decoder
         self._transform, self._at, self._corner = transform, at, corner
         self._step = max(_STEP_BYTES // batch.chunk_bytes, 1)
+        self._watch = _WATCH.get()
 
     def put(self, part: range, *, in_loop: bool) -> None:
         """Write these chunks."""
@@ -469,26 +491,37 @@ class _PartWriter:
             if values is None:
                 values = np.empty((len(rows), *batch.spec.shape), batch.cells.dtype)
                 self._fill(rows, values)
-            encoded += self._encoded(values)
+            encoded += self._encoded(self._shown(rows, values))
         self._workspace.set_chunks(*self._keys(part), encoded, in_loop=in_loop)
 
     def put_pack(self, part: range) -> None:
         """Write chunks that are not compressed as one object."""
-        room = np.empty(len(part) * self._batch.chunk_bytes, np.uint8)
-        values, chunks = self._in_stored_order(room, len(part)), room.reshape(len(part), -1)
-        empty: list[int] = []
-        checksums = np.empty(len(part), np.int64)
-        for rows in self._steps(part):
-            here = slice(rows.start - part.start, rows.stop - part.start)
-            self._fill(rows, values[here])
-            empty += [here.start + i for i in _empty(values[here], self._batch)]
-            checksums[here] = crc32c_of_each(list(chunks[here]))
-        keys, at = self._keys(part)
-        if empty or not at.in_order:
-            found = [None if i in empty else data.tobytes() for i, data in enumerate(chunks)]
-            self._workspace.set_chunks(keys, at, found)
-        else:
-            self._workspace.set_pack(keys, at, memoryview(room), checksums)
+        lying = self._lying(part)
+        with _room(len(part) * self._batch.chunk_bytes if lying is None else 0) as room:
+            values = self._in_stored_order(room, len(part)) if lying is None else lying
+            chunks = (room if lying is None else _bytes_of(lying)).reshape(len(part), -1)
+            empty: list[int] = []
+            checksums = np.empty(len(part), np.int64)
+            for rows in self._steps(part):
+                here = slice(rows.start - part.start, rows.stop - part.start)
+                if lying is None:
+                    self._fill(rows, values[here])
+                seen = self._shown(rows, values[here])
+                empty += [here.start + i for i in _empty(seen, self._batch)]
+                checksums[here] = crc32c_of_each(list(chunks[here]))
+            keys, at = self._keys(part)
+            if empty or not at.in_order:
+                found = [None if i in empty else data.tobytes() for i, data in enumerate(chunks)]
+                self._workspace.set_chunks(keys, at, found)
+            else:
+                self._workspace.set_pack(keys, at, memoryview(_bytes_of(chunks)), checksums)
+
+    def _lying(self, part: range) -> _Values | None:
+        """The new values of chunks, if these lie in memory one after another as in a pack."""
+        batch, corner = self._batch, self._corner
+        if corner is None or not self._decoder.is_plain(batch.cells.dtype):
+            return None
+        return lying(batch.spec.shape, self._keys(part)[1].coords, batch.cells, corner)
 
     def _in_stored_order(self, room: npt.NDArray[np.uint8], number: int) -> _Values:
         """So many chunks in memory that is to be stored, of shape (chunks, *chunk shape)."""
@@ -497,6 +530,16 @@ class _PartWriter:
         back = np.argsort(decoder.order) + 1
         values = room.view(decoder.stored).reshape(number, *shape)
         return values.transpose(0, *back.tolist())
+
+    def _shown(self, rows: range, values: _Values) -> _Values:
+        """The values, contiguous if somebody watches, who has then seen the whole chunks."""
+        if self._watch is None:
+            return values
+        values = np.ascontiguousarray(values)
+        for row, chunk in zip(rows, values, strict=True):
+            if self._batch.complete[row]:
+                self._watch(tuple(self._at.coords[row].tolist()), chunk)
+        return values
 
     def _steps(self, part: range) -> list[range]:
         return [part[i : i + self._step] for i in range(0, len(part), self._step)]
@@ -560,6 +603,22 @@ class _PartWriter:
             made = None if i in empty else self._transform.encode_chunk(CPUBuffer(chunk), spec)
             found.append(None if made is None else _data(made.as_numpy_array(), most))
         return found
+
+
+@contextmanager
+def _room(nbytes: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Memory for a pack, kept for the next one, since new memory takes as long as filling it."""
+    try:
+        room = _ROOMS.pop()
+    except IndexError:
+        room = np.empty(0, np.uint8)
+    if len(room) < nbytes:
+        room = np.empty(nbytes, np.uint8)
+    try:
+        yield room[:nbytes]
+    finally:
+        if not _ROOMS and nbytes <= _MOST_KEPT_BYTES:
+            _ROOMS.append(room)
 
 
 def _are_inside(coords: IndexArray, shape: Coords, corner: Coords, size: Coords) -> bool:

@@ -237,6 +237,8 @@ def write_cells(plan: WritePlan, fork: Fork, shares: Iterable[tuple[int, Any]]) 
             if cells is not None:
                 opened.put(*PICKLE.loads(cells))
         written += opened.write(targets)
+    for target in targets:
+        target.record()
     return fork, written
 
 

@@ -15,29 +15,42 @@ fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 from xarray.backends.common import ArrayWriter
 
 from zarr_manifests.bulk import use_bulk, write_here
+from zarr_manifests.bulk.batch import watched
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.engine.edit.forks import freeze, merge_forks, revive
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import Box, Coords
+from zarr_manifests.format.zone_maps import Bounds
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning.zones.measure import (
+    LARGE_BYTES,
+    PIECE_BYTES,
+    ChunkMeasures,
+    measure,
+)
 from zarr_manifests.repositories import let_others_open
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
+
+_of_thread = threading.local()
 
 type Place = EllipsisType | tuple[slice, ...]
 """Where values are written to; an ellipsis is all of the array."""
@@ -71,20 +84,42 @@ class ArrayTarget:
         assert node.array is not None
         self.meaning, self._meta = Meaning.of(node.documents), node.array
         self._measures = statistics and self.meaning.measurable and self.meaning.lossless
+        self._measured: list[tuple[Box, IndexArray, Bounds]] = []
         self._pads = array.shards is None  # to the edge of a chunk
 
     def __dask_tokenize__(self) -> object:
         return type(self).__name__, self.array.path, id(self)
 
     def __setitem__(self, place: Place, values: Any) -> None:
-        """Write encoded values, measure them, and record their zone map."""
+        """Write encoded values, and measure them.
+
+        Large chunks are measured just before they are encoded, if they are written in bulk.
+        """
         block, box, whole = self._filled(place, values)
-        write_here(self.array, place, block)
-        if box is not None:
-            meaning = self.meaning
-            marks = self._meta.chunk_shape, meaning.fill, meaning.missing
-            bounds = measure(meaning.compared(whole), *marks)
-            record_zones(self._workspace, self.array.path, box, meaning.digest, bounds)
+        if box is None:
+            write_here(self.array, place, block)
+            return
+        meaning, chunk_shape = self.meaning, self._meta.chunk_shape
+        found = ChunkMeasures(meaning.dtype, meaning.missing)
+        watch = watched(lambda at, chunk: found.add(at, meaning.compared(chunk)))
+        with watch if self._are_large(box) else nullcontext():
+            write_here(self.array, place, block)
+        if len(found) == box.size:
+            self._measured.append(found.rows())
+            return
+        values = meaning.compared(whole)
+        bounds = measure(values, chunk_shape, meaning.fill, meaning.missing, _room())
+        self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
+
+    def _are_large(self, box: Box) -> bool:
+        """Whether each chunk is large, and wholly inside the array.
+
+        Those are measured one by one; others are many, and measured faster together.
+        """
+        sides = zip(box.hi, self._meta.chunk_shape, self._meta.shape, strict=True)
+        nbytes = math.prod(self._meta.chunk_shape) * self._dtype.itemsize
+        large = nbytes > LARGE_BYTES and self._dtype.kind not in "SU"
+        return large and all(hi * n <= size for hi, n, size in sides)
 
     def _filled(self, place: Place, values: Any) -> tuple[Any, Box | None, Any]:
         """The values as they are stored, the chunks that they fill, and the values of these."""
@@ -109,6 +144,29 @@ class ArrayTarget:
             inside = (*inside, slice(first * chunk - start, behind * chunk - start))
         return block, Box(lo, hi), block[(*inside, ...)]  # a view, even without axes
 
+    def record(self) -> None:
+        """Record what was measured, once all of it is written."""
+        measured, self._measured = self._measured, []
+        if not measured:
+            return
+        around, index, joined = measured[0]  # in order
+        if len(measured) > 1:
+            around = Box.around(box for box, _, _ in measured)
+            index = np.concatenate([box.carried(rows, around) for box, rows, _ in measured])
+            order = np.argsort(index)
+            joined = Bounds.joined([bounds for _, _, bounds in measured]).take(order)
+            index = index[order]
+        where = self._workspace, self.array.path, around, self.meaning.digest
+        record_zones(*where, joined, index)
+
+
+def _room() -> npt.NDArray[np.uint8]:
+    """Memory that the thread keeps to measure in."""
+    if not hasattr(_of_thread, "room"):
+        _of_thread.room = np.empty(PIECE_BYTES, np.uint8)
+    room: npt.NDArray[np.uint8] = _of_thread.room
+    return room
+
 
 class DatasetWriter(ArrayWriter):
     """Writes arrays of a dataset, as xarray tells it to; values in memory are written at once.
@@ -124,14 +182,16 @@ class DatasetWriter(ArrayWriter):
     def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._workspace, self._statistics = workspace, statistics
+        self._all: list[ArrayTarget] = []
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
         """Write the source, or keep it for `compute` if dask has it."""
         to = ArrayTarget(target, self._workspace, statistics=self._statistics)
+        self._all.append(to)
         super().add(source, to, region)  # type: ignore[no-untyped-call]
 
     def compute(self, session: Session | Fork | ManifestStore, scheduler: Any) -> None:
-        """Compute and write the dask arrays.
+        """Compute and write the dask arrays, and record zone maps of all arrays.
 
         Other processes write to forks of the session; a store has none.
         """
@@ -146,6 +206,8 @@ class DatasetWriter(ArrayWriter):
             written = _write_blocks(origin, self, scheduler, statistics=self._statistics)
             made = [_fork_with(origin, copy_id, own) for copy_id, own in written]
             merge_forks(workspace_of(session.store), made)
+        for array in self._all:
+            array.record()
 
 
 # --- where dask computes -------------------------------------------------------------------------
@@ -233,6 +295,7 @@ def _write_block(
         )
         target = ArrayTarget(array, workspace, statistics=statistics)
         target[tuple(slice(at + lo, at + hi) for at, (lo, hi) in place)] = block
+        target.record()
     state = freeze(workspace, explicit=True)
     return state.copy_id, state.after.since(origin.before)
 

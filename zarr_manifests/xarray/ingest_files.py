@@ -662,6 +662,8 @@ class _GroupRows:
         for block in blocks(rows, count):
             for run in runs(block):
                 self._write_run(run, targets)
+        for target in targets.values():
+            target.record()
 
     def _write_run(self, run: Sequence[FileRows], targets: Mapping[str, ArrayTarget]) -> None:
         """Write rows that follow on each other; a file is opened once for all boxes that fit."""

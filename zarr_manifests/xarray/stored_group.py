@@ -70,6 +70,8 @@ from zarr_manifests.xarray.fit import PACKED_BY
 from zarr_manifests.xarray.parts import DatasetPart, is_virtual
 
 _CHANGED: Final = "the labels that are there have changed"
+_MOST_PARSED: Final = 1024
+_PARSED: dict[bytes, Any] = {}
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 _SAME_NOW: Final = ("standard", "gregorian", "proleptic_gregorian")
@@ -137,9 +139,14 @@ class StoredGroup:
         """One of its arrays, opened without Zarr's event loop, and read in bulk."""
         if name not in self._arrays:
             node = self.nodes[name]
-            place = StorePath(self._store, node.path)
-            self._arrays[name] = zarr.Array.from_dict(place, _document(node, V2_ARRAY))
-            use_bulk(self._arrays[name])
+            place, stored = StorePath(self._store, node.path), node.documents.get(V3_DOCUMENT)
+            if stored in _PARSED:
+                found = zarr.Array(zarr.AsyncArray(metadata=_PARSED[stored], store_path=place))
+            else:
+                found = zarr.Array.from_dict(place, _document(node, V2_ARRAY))
+                _keep(stored, found.metadata)
+            self._arrays[name] = found
+            use_bulk(found)
         return self._arrays[name]
 
     def values(self, name: str) -> npt.NDArray[Any]:
@@ -240,8 +247,19 @@ class StoredGroup:
             metadata = metadata.update_shape(tuple(shape))
             for key, value in metadata.to_buffer_dict(default_buffer_prototype()).items():
                 store.set_sync(join(held.path, key), value)
+                if key == V3_DOCUMENT:
+                    _keep(value.to_bytes(), metadata)  # for the next append
         path = StorePath(store, held.path)
         return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=path, config=held.config))
+
+
+def _keep(document: bytes | None, metadata: Any) -> None:
+    """Keep the parsed document for the next append of this process."""
+    if document is None or getattr(metadata, "_stored_document", None) is not None:
+        return  # of format 2, or one that Zarr has yet to repair
+    if len(_PARSED) >= _MOST_PARSED:
+        _PARSED.clear()
+    _PARSED[document] = metadata
 
 
 def _document(node: Node, of_v2: str) -> dict[str, Any]:

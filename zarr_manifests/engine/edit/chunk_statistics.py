@@ -40,6 +40,7 @@ from zarr_manifests.engine.snapshot.totals import amounts_of
 from zarr_manifests.engine.snapshot.zones import zones_of
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, MissingChunkError
 from zarr_manifests.format.chunk_table import ChunkTable, StoredRef, Unset
+from zarr_manifests.format.columns import Column
 from zarr_manifests.format.delta import CommitKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
@@ -129,6 +130,7 @@ def record_zones(
     box: Box,
     meaning: bytes,
     bounds: Bounds,
+    index: Column | None = None,
 ) -> None:
     """Record the bounds of chunks that were just written to the array at `path`.
 
@@ -143,16 +145,19 @@ def record_zones(
     meaning : bytes
         Hash of what decides how their bytes become values.
     bounds : Bounds
-        One row for each chunk of the box in C order.
+        One row for each chunk of the box in C order, or for those at `index`.
+    index : int64[n], optional
+        Linear indexes in the box, ascending.
 
     Raises
     ------
     InvalidArgumentError
         If there are more or fewer bounds than chunks.
     """
-    if box.size != len(bounds):
-        raise InvalidArgumentError(f"{len(bounds)} bounds for {box.size} chunks")
-    if workspace.reports or not box.size:
+    index = np.arange(box.size, dtype=np.int64) if index is None else index
+    if len(index) != len(bounds):
+        raise InvalidArgumentError(f"{len(bounds)} bounds for {len(index)} chunks")
+    if workspace.reports or not len(index):
         return
     with workspace.lock:
         node_id = workspace.contents.array_at(path).node_id
@@ -160,7 +165,7 @@ def record_zones(
         single = changes.chunks.get(node_id, {})
         found: dict[Coords, StoredRef] = {}
         rows: list[int] = []
-        for row, coords in enumerate(map(tuple, box.unravel(np.arange(box.size)).tolist())):
+        for row, coords in enumerate(map(tuple, box.unravel(index).tolist())):
             ref = _ref(changes, node_id, single, coords)
             if isinstance(ref, StagedRef):
                 packs.note_bounds(ref, meaning, bounds, row)

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from effort import examples
 from zarr_manifests.grid import grid_shape
 from zarr_manifests.planning.zones import measure as module
-from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning.zones.measure import PIECE_BYTES, ChunkMeasures, measure
 
 DTYPES = ("f2", "f4", ">f4", "f8", "i1", ">i2", "i4", "i8", "u1", "u8", "?", "M8[s]", "m8[ns]")
 TEXTS = ("U3", ">U2", "S3")
@@ -100,3 +100,43 @@ def test_chunks_are_measured_as_loops_measure_them(
                 low, high = low.encode(), high.encode()
             assert (found.low[row], found.high[row]) == (low, high)
     assert len(found.bounded) == len(slowly(*block))
+
+
+@settings(max_examples=examples(200))
+@given(
+    blocks().filter(lambda block: block[0].dtype.kind not in "US"),
+    st.sampled_from([8, 40, 2**18]),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_chunks_are_measured_one_by_one_as_loops_measure_them(
+    block: tuple[Any, ...], piece: int, has_room: bool, random: Any
+) -> None:
+    values, chunk_shape, fill, marks = block
+    first = tuple(range(3, 3 + values.ndim))
+    grid = [n // c for n, c in zip(values.shape, chunk_shape, strict=True)]
+    every = [*itertools.product(*map(range, grid))]
+    room = np.empty(PIECE_BYTES, np.uint8) if has_room else None
+    found = ChunkMeasures(values.dtype, marks)
+    expected = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_BYTES", piece)
+        for at in random.sample(every, len(every)):
+            parts = zip(at, chunk_shape, strict=True)
+            chunk = values[tuple(slice(a * n, (a + 1) * n) for a, n in parts)]
+            coords = tuple(a + b for a, b in zip(at, first, strict=True))
+            extent = found.add(coords, chunk, room)
+            ((_, _, *counts),) = expected[coords] = slowly(chunk, chunk.shape, fill, marks)
+            assert [extent.missing, extent.nan, extent.cells] == counts
+    assert len(found) == len(expected)
+    if not expected:
+        return
+    box, index, bounds = found.rows()
+    assert [*map(tuple, box.unravel(index).tolist())] == sorted(expected)
+    assert bounds.low.dtype == bounds.high.dtype == values.dtype.newbyteorder("=")
+    for row, coords in enumerate(sorted(expected)):
+        ((low, high, *counts),) = expected[coords]
+        assert [int(each[row]) for each in (bounds.missing, bounds.nan, bounds.cells)] == counts
+        assert bool(bounds.bounded[row]) == (low is not None)
+        if low is not None:
+            assert (bounds.low[row], bounds.high[row]) == (low, high)
