@@ -86,7 +86,7 @@ from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run
 
 _ATTEMPTS = 10
-_PLANNED_ROWS: Final = BATCH_ROWS // 4
+_PLANNED_ROWS: Final = BATCH_ROWS // 2
 """Rows whose coordinates are read at a time where tasks write leaves: a driver has little room."""
 
 

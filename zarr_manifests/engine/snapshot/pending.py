@@ -26,7 +26,7 @@ from zarr_manifests.planning.tables.live_deltas import Stack
 from zarr_manifests.planning.tables.merge import bare, owned, select, split, take
 from zarr_manifests.runtime import SYSTEM
 
-BATCH_ROWS: Final = 2_000_000
+BATCH_ROWS: Final = 1_000_000
 """Rows that are worked on at a time, about."""
 _ROW_BYTES: Final = 56
 """A row of which no column is constant."""
