@@ -30,14 +30,13 @@ from zarr_manifests.engine.commit.rebase import (
     relocate_changes,
 )
 from zarr_manifests.engine.commit.replay import Merging, patch, plan_merge
-from zarr_manifests.engine.compact.outcomes import compact_if_due
+from zarr_manifests.engine.compact.compaction import compact_if_due
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.contents import summary
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.edit.workspace import UNKNOWN, Workspace
-from zarr_manifests.engine.history.find_version import marks_of
-from zarr_manifests.engine.history.refs import BranchMovedError, Refs
+from zarr_manifests.engine.history.refs import BranchMovedError, Refs, marks_of
 from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
@@ -49,7 +48,7 @@ from zarr_manifests.errors import (
     ManifestsError,
     TransactionAlreadyCommitted,
 )
-from zarr_manifests.format.delta import CommitKind
+from zarr_manifests.format.nodes import CommitKind
 from zarr_manifests.format.root import shortened
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of

@@ -23,8 +23,7 @@ from zarr.abc.store import Store
 from zarr_manifests import virtual
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.engine import upkeep
-from zarr_manifests.engine.edit.import_icechunk import apply_snapshot
-from zarr_manifests.engine.edit.import_references import import_references
+from zarr_manifests.engine.edit.import_references import apply_snapshot, import_references
 from zarr_manifests.engine.edit.overlay import node_path
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
@@ -37,7 +36,7 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.exporting import exports
-from zarr_manifests.format.delta import CommitKind
+from zarr_manifests.format.nodes import CommitKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.ids import lineage_of
 from zarr_manifests.keys import V3_DOCUMENT, directory

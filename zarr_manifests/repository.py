@@ -32,7 +32,7 @@ from zarr_manifests.engine.snapshot.context import (
     save_config,
     set_metadata,
 )
-from zarr_manifests.engine.snapshot.preload import RefsPreload
+from zarr_manifests.engine.snapshot.read_ahead import RefsPreload
 from zarr_manifests.engine.snapshot.totals import totals_of, usage_of_array
 from zarr_manifests.errors import (
     HistoryExpiredError,
@@ -1088,7 +1088,7 @@ class Repository:
         if mode == "packs":
             how: Any = {"dry_run": dry_run, "run": run or map}
             return compact.repack_chunks.repack_chunks(context, branch, min_live, **how)
-        return compact.outcomes.compact(context, branch, mode, dry_run=dry_run, run=run)
+        return compact.compaction.compact(context, branch, mode, dry_run=dry_run, run=run)
 
     def explain_manifests(
         self,
@@ -1233,7 +1233,7 @@ class Repository:
         >>> len(report.expiry.snapshots), report.waiting
         (3, 0)
         """
-        from zarr_manifests.cleaning import clean
+        from zarr_manifests.engine.upkeep.collect import clean
 
         return clean(self._context, keep, grace, dry_run=dry_run)
 
@@ -1287,7 +1287,7 @@ class Repository:
         """
         now_ms, options = self._context.runtime.now_ms(), self._context.config.snapshots
         kept = retention(options, now_ms, keep_last, max_age, older_than)
-        return upkeep.expire.expire(self._context, kept, dry_run=dry_run)
+        return upkeep.collect.expire(self._context, kept, dry_run=dry_run)
 
     def garbage_collect(
         self,
@@ -1458,12 +1458,12 @@ def changed_cells(
     first, last = repository._refs.range(start, end)
     named = (paths,) if isinstance(paths, str) else tuple(paths)
     try:
-        return history.changed_cells.changed_cells(repository._context, first, last, named)
+        return history.changes_between.changed_cells(repository._context, first, last, named)
     except HistoryExpiredError:
         if first not in repository.list_tags().values():
             raise
         kept = repository._refs.resolve(first).at
-        return history.changed_cells.compared_cells(repository._context, kept, last, named)
+        return history.changes_between.compared_cells(repository._context, kept, last, named)
 
 
 def graph_of(

@@ -31,8 +31,7 @@ from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.errors import ReadOnlyError
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.conflict.admission import Txn
-from zarr_manifests.planning.tables.regions import Bounds, Places
-from zarr_manifests.planning.tables.resolved_chunks import ResolvedChunks
+from zarr_manifests.planning.tables.regions import Bounds, Places, ResolvedChunks
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
 from zarr_manifests.texts import plain_text

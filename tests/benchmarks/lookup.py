@@ -9,8 +9,13 @@ import timeit
 
 import numpy as np
 
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSource, VirtualSources
+from zarr_manifests.format.chunk_table import (
+    NO_SOURCES,
+    ChunkTable,
+    RefKind,
+    VirtualSource,
+    VirtualSources,
+)
 from zarr_manifests.grid import Box
 
 N, FILES, TIMES = 1_000_000, 1_000, 100_000

@@ -25,12 +25,11 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 import zarr_manifests as zm
 from storages import CountingStorage, Record
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.compact.merge_leaves import encoded_base
+from zarr_manifests.engine.compact.write_leaves import encoded_base
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.format.envelope import HEADER_BYTES
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Count
-from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.records import HEADER_BYTES, BlobRef
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.layout.leaves import ArrayFacts, layout_of
 from zarr_manifests.planning.layout.packing import plan_manifests

@@ -26,10 +26,10 @@ from zarr_manifests.engine.history import ancestry, leases, left_behind, refs
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root import epochs, heartbeat
 from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.engine.upkeep import collect, expire, recover, verify
+from zarr_manifests.engine.upkeep import collect, recover, verify
 from zarr_manifests.errors import CommitOutcomeUnknownError, StorageError
 from zarr_manifests.format.chunk_table import RefKind
-from zarr_manifests.format.delta import Delta
+from zarr_manifests.format.nodes import Delta
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.ids import new_session_id
 from zarr_manifests.planning.conflict import admission
@@ -428,8 +428,8 @@ def leases_not_honoured(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("An expiry ignores leases.", 0)
 def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
-    count = expire.kept_count
-    patch.setattr(expire, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
+    count = collect.kept_count
+    patch.setattr(collect, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
 
 
 @mutant("A lease is taken and renewed on an expired snapshot.", 6)

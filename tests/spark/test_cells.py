@@ -24,7 +24,7 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.spark import cell_writer
-from zarr_manifests.spark.write_target import WriteOptions, plan_write
+from zarr_manifests.spark.dataframes import WriteOptions, plan_write
 
 DIMS = ["time", "lat", "lon"]
 TIMES = np.arange("2024-01", "2024-07", dtype="M8[M]").astype("M8[ns]")

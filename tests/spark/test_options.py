@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.spark.options import read_options, write_options
+from zarr_manifests.spark.data_source import read_options, write_options
 
 
 def test_options_are_arguments_in_any_case() -> None:

@@ -16,7 +16,7 @@ from overtaken import OvertakenStorage
 from zarr_manifests import Repository
 from zarr_manifests.errors import FencedError, TransactionGapError
 from zarr_manifests.spark.data_source import Sink, Spooled
-from zarr_manifests.spark.write_target import WriteOptions, batch_txn
+from zarr_manifests.spark.dataframes import WriteOptions, batch_txn
 from zarr_manifests.storage import Storage, from_url
 
 _names = count()

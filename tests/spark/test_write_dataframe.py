@@ -22,7 +22,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.spark import read, write_dataframe
-from zarr_manifests.spark.write_target import WriteReport
+from zarr_manifests.spark.dataframes import WriteReport
 from zarr_manifests.storage.local import LocalStorage
 
 DIMS = ["time", "lat", "lon"]

@@ -15,16 +15,15 @@ import numpy as np
 
 from zarr_manifests.config import Config
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
-from zarr_manifests.format.delta import CommitKind, Delta, Digest
 from zarr_manifests.format.history_pages import History, HistoryEntries, HistoryPage
 from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.nodes import Base, Count, Node, NodeKind
+from zarr_manifests.format.nodes import Base, CommitKind, Count, Delta, Digest, Node, NodeKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.at_open import make_digest
+from zarr_manifests.planning.upkeep.read_list import make_digest
 from zarr_manifests.storage import Storage
 
 ARRAY = b"x" * 12

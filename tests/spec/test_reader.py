@@ -17,10 +17,9 @@ import pytest
 import zarr_manifests as zm
 from specified import SPEC, contents, load, reader
 from stored import array_document, put
-from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.columns import decode_column
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.envelope import Fields
+from zarr_manifests.format.chunk_table import ChunkTable, decode_column
+from zarr_manifests.format.nodes import Delta
+from zarr_manifests.format.records import Fields
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore
 

@@ -14,7 +14,7 @@ import zarr_manifests.format
 from zarr_manifests.config import Config
 from zarr_manifests.config.sections import Option, options_of
 from zarr_manifests.format.chunk_table import COLUMNS
-from zarr_manifests.format.envelope import ObjectKind
+from zarr_manifests.format.records import ObjectKind
 from zarr_manifests.format.root import FEATURES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spec" / "v1.md").read_text(encoding="utf-8")

@@ -14,12 +14,11 @@ import pytest
 from zarr_manifests import Repository
 from zarr_manifests.engine.compact import compaction, write_leaves
 from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.engine.snapshot import pending
 from zarr_manifests.format import manifest
 from zarr_manifests.format.root import Root
 from zarr_manifests.planning.layout import leaves, pages
 from zarr_manifests.planning.tables import merge
-from zarr_manifests.planning.upkeep import compaction_triggers
+from zarr_manifests.planning.upkeep import read_list
 from zarr_manifests.repository import context_of as context_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, local
@@ -49,8 +48,8 @@ def close_files() -> int:
 def short_pages(page: int = 2, fan_out: int = 2) -> Iterator[None]:
     """Commits move entries of history to pages early, so that few commits make many pages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction_triggers, "PAGE", page)
-        patch.setattr(compaction_triggers, "FAN_OUT", fan_out)
+        patch.setattr(read_list, "PAGE", page)
+        patch.setattr(read_list, "FAN_OUT", fan_out)
         yield
 
 
@@ -77,9 +76,8 @@ def small_blocks() -> Iterator[None]:
 def small_steps(rows: int) -> Iterator[None]:
     """Compactions work on so many refs at a time, so that few refs take many steps."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (pending, write_leaves):
-            patch.setattr(module, "BATCH_ROWS", rows)
+        patch.setattr(write_leaves, "BATCH_ROWS", rows)
         patch.setattr(compaction, "_PLANNED_ROWS", rows)
-        patch.setattr(pending, "_PIECE_ROWS", rows)
+        patch.setattr(write_leaves, "_PIECE_ROWS", rows)
         patch.setattr(write_leaves, "_TASK_REFS", rows)
         yield

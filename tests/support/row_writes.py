@@ -13,7 +13,7 @@ import xarray as xr
 from zarr_manifests import Repository
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
-from zarr_manifests.spark.write_target import WriteOptions, write_rows
+from zarr_manifests.spark.dataframes import WriteOptions, write_rows
 
 
 def rows_of(ds: xr.Dataset, dims: list[str], seed: int | None = 0) -> pa.Table:

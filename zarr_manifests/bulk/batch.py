@@ -46,7 +46,7 @@ from zarr_manifests.engine.edit.bulk_chunks import (
 )
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import INTERRUPTED, Workspace
-from zarr_manifests.engine.objects.coalescing import SPARE
+from zarr_manifests.engine.objects.chunks import SPARE
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
 from zarr_manifests.store import ManifestStore

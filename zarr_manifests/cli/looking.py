@@ -202,7 +202,7 @@ def _amount(amount: Amount) -> tuple[str, str]:
 @verb
 def run_info(repo: Repo) -> object:
     """Show a repository: branches, tags, size, metadata and configuration."""
-    from zarr_manifests.format.envelope import FORMAT_VERSION
+    from zarr_manifests.format.records import FORMAT_VERSION
     from zarr_manifests.format.root import ROOT_KEY, Root
 
     root = Root.from_object(repo.storage.get_tagged(ROOT_KEY).data)

@@ -52,10 +52,9 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.exporting import Batch, SnapshotSource
 from zarr_manifests.format import chunk_table
-from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.chunk_table import ChunkTable, VirtualSource
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.format.root import check_ref_name
-from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, ChunkKeys, absolute, directory, join
 from zarr_manifests.progress import expect
 from zarr_manifests.reports import ExportReport

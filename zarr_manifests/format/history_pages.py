@@ -18,28 +18,26 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind
-from zarr_manifests.format.envelope import (
-    MAX_MS,
-    Fields,
-    ObjectKind,
-    are,
-    are_counts,
-    check_numbers,
-    pack,
-    unpack,
-)
+from zarr_manifests.format.nodes import COMMIT_ID_BYTES, CommitKind
 from zarr_manifests.format.records import (
     ITEMS,
+    MAX_MS,
     MOST_BLOB_BYTES,
     BlobRef,
+    Fields,
     MetadataObject,
+    ObjectKind,
     Record,
     Stored,
+    are,
+    are_counts,
     binary,
+    check_numbers,
     inner,
+    pack,
     pointer,
     rows,
+    unpack,
 )
 from zarr_manifests.ids import are_snapshot_ids, snapshot_id_of, snapshot_key
 

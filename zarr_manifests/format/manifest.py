@@ -17,16 +17,21 @@ from typing import Any, Final
 import msgpack
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.columns import MAX_ROWS
-from zarr_manifests.format.envelope import (
+from zarr_manifests.format.chunk_table import MAX_ROWS, ChunkTable
+from zarr_manifests.format.records import (
+    COPIED,
     HEADER_BYTES,
     MAX_EXPANSION,
     MAX_NUMBER,
+    NUMBERS,
     STORED,
+    BlobRef,
     Fields,
     ObjectKind,
+    Record,
+    Stored,
     are,
+    box_of,
     check_numbers,
     check_texts,
     compress,
@@ -37,16 +42,8 @@ from zarr_manifests.format.envelope import (
     frame,
     pack,
     refusing,
-    unpack,
-)
-from zarr_manifests.format.records import (
-    COPIED,
-    NUMBERS,
-    BlobRef,
-    Record,
-    Stored,
-    box_of,
     rows,
+    unpack,
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import NODE_ID_BYTES, crc32c

@@ -20,22 +20,21 @@ from functools import lru_cache
 from typing import Any, Final
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.envelope import (
-    MAX_MS,
-    Fields,
-    ObjectKind,
-    check_numbers,
-    check_texts,
-    unpack,
-)
 from zarr_manifests.format.history_pages import History, HistoryEntry, SnapshotPointer
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import COUNTS, Count, check_counts
+from zarr_manifests.format.nodes import (
+    COMMIT_ID_BYTES,
+    COUNTS,
+    CommitKind,
+    Count,
+    Delta,
+    check_counts,
+)
 from zarr_manifests.format.records import (
     COPIED,
     COUNTERS,
     FLAG,
+    MAX_MS,
     NUMBER,
     OPTIONAL_POINTER,
     PARENT_COPY_BYTES,
@@ -44,15 +43,20 @@ from zarr_manifests.format.records import (
     TABLE,
     TEXT,
     BlobRef,
+    Fields,
     MetadataObject,
+    ObjectKind,
     Record,
     Stored,
     binary,
+    check_numbers,
+    check_texts,
     decoded,
     inner,
     maps,
     packed,
     rows,
+    unpack,
     with_copies,
 )
 from zarr_manifests.ids import snapshot_id_of, snapshot_key

@@ -31,16 +31,26 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     UnsupportedFormatError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.columns import MAX_ROWS, Column, decode_column, encode_column
-from zarr_manifests.format.envelope import (
+from zarr_manifests.format.chunk_table import (
+    MAX_ROWS,
+    ChunkTable,
+    Column,
+    RefKind,
+    decode_column,
+    encode_column,
+)
+from zarr_manifests.format.records import (
+    BlobRef,
     Fields,
+    MetadataObject,
     ObjectKind,
+    Stored,
+    box_of,
     check_numbers,
     pack,
+    pointer,
     unpack,
 )
-from zarr_manifests.format.records import BlobRef, MetadataObject, Stored, box_of, pointer
 from zarr_manifests.grid import Box, IndexArray, corners
 from zarr_manifests.ids import NODE_ID_BYTES
 

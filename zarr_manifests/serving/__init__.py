@@ -38,8 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.repository import Repository
-from zarr_manifests.serving.answers import Served, ZarrAnswers, failed
-from zarr_manifests.serving.slices import SliceAnswers
+from zarr_manifests.serving.answers import Served, SliceAnswers, ZarrAnswers, failed
 from zarr_manifests.serving.web_pages import Pages
 from zarr_manifests.texts import plain_text
 

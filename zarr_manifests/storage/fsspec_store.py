@@ -35,7 +35,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
-from zarr_manifests.storage.object_credentials import has_secrets
+from zarr_manifests.storage.object_clients import has_secrets
 from zarr_manifests.storage.protocol import (
     Capabilities,
     ObjectInfo,

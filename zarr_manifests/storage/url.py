@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.storage.object_credentials import checked_credentials, function_named, is_secret
+from zarr_manifests.storage.object_clients import checked_credentials, function_named, is_secret
 from zarr_manifests.storage.protocol import Storage
 from zarr_manifests.texts import near_names
 

@@ -37,8 +37,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
     VirtualContainerError,
 )
-from zarr_manifests.format.columns import Column
-from zarr_manifests.format.virtual_sources import VirtualSource, check_container_name
+from zarr_manifests.format.chunk_table import Column, VirtualSource, check_container_name
 from zarr_manifests.keys import is_inside, join
 from zarr_manifests.storage.protocol import check_key
 from zarr_manifests.storage.url import environment_mark, from_url, refuse_slipped

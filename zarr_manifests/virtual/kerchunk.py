@@ -59,7 +59,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     UnsupportedFormatError,
 )
-from zarr_manifests.format.columns import Column
+from zarr_manifests.format.chunk_table import Column
 from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
 from zarr_manifests.ondemand import need
 from zarr_manifests.progress import counted

@@ -33,7 +33,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
     VirtualContainerError,
 )
-from zarr_manifests.format.columns import Column
+from zarr_manifests.format.chunk_table import Column
 from zarr_manifests.keys import directory, split
 from zarr_manifests.progress import counted
 from zarr_manifests.runtime import one_by_one

@@ -32,9 +32,12 @@ from zarr_manifests.errors import (
     VirtualContainerError,
     VirtualSourceChangedError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind, VirtualRef
-from zarr_manifests.format.columns import MAX_ROWS, Column
-from zarr_manifests.format.virtual_sources import (
+from zarr_manifests.format.chunk_table import (
+    MAX_ROWS,
+    ChunkTable,
+    Column,
+    RefKind,
+    VirtualRef,
     VirtualSource,
     VirtualSources,
     bound_etag,

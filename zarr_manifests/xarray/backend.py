@@ -15,8 +15,8 @@ from xarray.backends.store import StoreBackendEntrypoint
 
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
-from zarr_manifests.format.envelope import MAGIC
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.records import MAGIC
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage, from_url

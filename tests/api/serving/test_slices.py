@@ -15,7 +15,7 @@ from zarr.core.buffer.cpu import Buffer as CPUBuffer
 
 import zarr_manifests as zm
 from served import get, serving
-from zarr_manifests.serving import slices
+from zarr_manifests.serving import answers
 from zarr_manifests.storage.memory import MemoryStorage
 
 
@@ -132,7 +132,7 @@ def test_what_xarray_cannot_decode_is_refused(attributes: dict[str, Any]) -> Non
 def test_at_most_so_many_values_and_chunks_are_read(
     url: str, monkeypatch: pytest.MonkeyPatch, ds: xr.Dataset
 ) -> None:
-    monkeypatch.setattr(slices, "MOST_CHUNKS", 4)
+    monkeypatch.setattr(answers, "MOST_CHUNKS", 4)
     header, values = fetched(url, "/slice/main/t?index=1,:,:")
     steps = [axis["step"] for axis in header["axes"]]
     np.testing.assert_allclose(values, ds.t[1, :: steps[0], :: steps[1]], rtol=1e-6)

@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 
 from effort import examples
 from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
-from zarr_manifests.format.chunk_table import COLUMNS, ChunkTable, RefKind
-from zarr_manifests.format.envelope import HEADER_BYTES, STORED, ObjectKind, frame
+from zarr_manifests.format.chunk_table import COLUMNS, NO_SOURCES, ChunkTable, RefKind
 from zarr_manifests.format.manifest import Block, Manifest, ManifestRef
-from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.virtual_sources import NO_SOURCES
+from zarr_manifests.format.records import HEADER_BYTES, STORED, BlobRef, ObjectKind, frame
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import new_session_id
 

@@ -16,16 +16,19 @@ from effort import examples
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, ManifestsError
 from zarr_manifests.format import chunk_table
 from zarr_manifests.format.chunk_table import (
+    MAX_ROWS,
     UNSET,
     ChunkTable,
     InlineRef,
     NativeRef,
     StoredRef,
     VirtualRef,
+    VirtualSource,
+    VirtualSources,
+    decode_column,
+    encode_column,
 )
-from zarr_manifests.format.columns import MAX_ROWS, decode_column, encode_column
-from zarr_manifests.format.envelope import Fields, pack, unpack
-from zarr_manifests.format.virtual_sources import VirtualSource, VirtualSources
+from zarr_manifests.format.records import Fields, pack, unpack
 from zarr_manifests.planning.tables.merge import Layer, Overlay, fold, merge_layers
 
 SESSION = f"{1:012d}-" + "ab" * 12

@@ -8,8 +8,8 @@ import pytest
 import zstandard
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format import envelope
-from zarr_manifests.format.envelope import (
+from zarr_manifests.format import records
+from zarr_manifests.format.records import (
     MAX_ROOT_BYTES,
     ObjectKind,
     decode,
@@ -24,7 +24,7 @@ from zarr_manifests.format.envelope import (
 
 def test_an_object_beyond_what_is_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Better no commit than one that nobody can open."""
-    monkeypatch.setattr(envelope, "MAX_PAYLOAD_BYTES", 100)
+    monkeypatch.setattr(records, "MAX_PAYLOAD_BYTES", 100)
     data = encode(ObjectKind.DELTA, {"a": bytes(90)})
     assert decode(data, ObjectKind.DELTA, lambda fields: fields.value, "where") == {"a": bytes(90)}
     with pytest.raises(InvalidArgumentError, match="several steps"):

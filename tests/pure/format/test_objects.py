@@ -31,12 +31,21 @@ from zarr_manifests.format.chunk_table import (
     NativeRef,
     StoredRef,
     VirtualRef,
+    VirtualSource,
 )
-from zarr_manifests.format.delta import CommitKind, Delta, Digest
-from zarr_manifests.format.envelope import MAX_MS
 from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.nodes import Base, Count, LeafPage, Node, NodeKind, NodePage
-from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.nodes import (
+    Base,
+    CommitKind,
+    Count,
+    Delta,
+    Digest,
+    LeafPage,
+    Node,
+    NodeKind,
+    NodePage,
+)
+from zarr_manifests.format.records import MAX_MS, BlobRef
 from zarr_manifests.format.root import (
     FEATURES,
     Branch,
@@ -48,7 +57,6 @@ from zarr_manifests.format.root import (
     Root,
 )
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, MarksPage, Snapshot
-from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers

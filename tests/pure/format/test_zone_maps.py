@@ -16,8 +16,7 @@ from hypothesis.extra import numpy as npst
 
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef
-from zarr_manifests.format.envelope import Fields
-from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.records import BlobRef, Fields
 from zarr_manifests.format.zone_maps import (
     MEANING_BYTES,
     Bounds,

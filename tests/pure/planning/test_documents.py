@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.planning.conflict.documents import (
+from zarr_manifests.planning.conflict.components import (
     DocumentChange,
     compare_documents,
     merge_documents,

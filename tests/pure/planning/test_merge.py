@@ -18,9 +18,9 @@ from zarr_manifests.format.chunk_table import (
     StoredRef,
     Unset,
     VirtualRef,
+    VirtualSource,
 )
-from zarr_manifests.format.envelope import Fields, pack, unpack
-from zarr_manifests.format.virtual_sources import VirtualSource
+from zarr_manifests.format.records import Fields, pack, unpack
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.tables.live_deltas import Stack

@@ -14,8 +14,8 @@ from zarr_manifests.format.chunk_table import (
     NativeRef,
     StoredRef,
     VirtualRef,
+    VirtualSource,
 )
-from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.format.zone_maps import MEANING_BYTES, Bounds, ZoneTable
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.zones.meaning import (

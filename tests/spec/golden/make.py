@@ -31,8 +31,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
 from zarr_manifests.engine.edit.chunk_statistics import record_zones
-from zarr_manifests.format.envelope import crc_of
-from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.records import BlobRef, crc_of
 from zarr_manifests.format.root import (
     Lease,
     LogEntry,

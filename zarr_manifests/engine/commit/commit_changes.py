@@ -25,7 +25,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.engine.commit.carry_zones import take_zones, zones_upload
 from zarr_manifests.engine.commit.landing import (
     Landed,
     NextVersion,
@@ -33,7 +32,9 @@ from zarr_manifests.engine.commit.landing import (
     encoded_delta,
     land,
     marks_after,
+    take_zones,
     tell_landed,
+    zones_upload,
 )
 from zarr_manifests.engine.commit.rebase import (
     Mine,
@@ -65,11 +66,9 @@ from zarr_manifests.errors import (
     MissingChunkError,
 )
 from zarr_manifests.format.chunk_table import RefKind
-from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
-from zarr_manifests.format.envelope import pack, unpack
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.nodes import COMMIT_ID_BYTES, CommitKind, Delta, Node
+from zarr_manifests.format.records import BlobRef, pack, unpack
 from zarr_manifests.format.root import (
     Branch,
     Root,

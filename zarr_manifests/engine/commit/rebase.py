@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zarr_manifests.engine.commit.carry_zones import moved
+from zarr_manifests.engine.commit.landing import moved
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.differences import (
@@ -32,15 +32,21 @@ from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.nodes import Delta, Node
 from zarr_manifests.format.root import Branch
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.appends import Relocation, plan_relocation
-from zarr_manifests.planning.conflict.components import Changes, Component, Reads, apart
+from zarr_manifests.planning.conflict.components import (
+    Changes,
+    Component,
+    DocumentChange,
+    Reads,
+    apart,
+    compare_documents,
+    with_shape,
+)
 from zarr_manifests.planning.conflict.decide import LISTED_CHUNKS, Policy, Rebased, rebase
-from zarr_manifests.planning.conflict.documents import DocumentChange, compare_documents, with_shape
 from zarr_manifests.planning.tables.merge import (
     Layer,
     merge_layers,

@@ -1,6 +1,6 @@
 """What other commits did, as changes of a session: repeated, reverted, or merged into a branch.
 
-The commit's delta says which nodes and chunks are concerned; `planning.conflict.documents` decides
+The commit's delta says which nodes and chunks are concerned; `planning.conflict.components` decides
 about each. Chunk refs are reused, so no chunk is read or written. Invariants: a patch with
 conflicts is not applied at all; a node that is missing on the other snapshot is added with its id,
 all its chunks, and a truncation of whatever older deltas have under that id.
@@ -20,8 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.commit.carry_zones import take_zones
 from zarr_manifests.engine.commit.commit_changes import CommitRequest
+from zarr_manifests.engine.commit.landing import take_zones
 from zarr_manifests.engine.commit.rebase import Joined, Mine, Rebasing, rebase_changes, stack
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
@@ -39,9 +39,8 @@ from zarr_manifests.engine.history.differences import (
     tables_of,
     touched_chunks,
 )
-from zarr_manifests.engine.history.find_version import mark_of, marks_of
 from zarr_manifests.engine.history.left_behind import find_kept, floor_below
-from zarr_manifests.engine.history.refs import BranchMovedError
+from zarr_manifests.engine.history.refs import BranchMovedError, mark_of, marks_of
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
@@ -52,16 +51,15 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.delta import CommitKind, Delta
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.nodes import CommitKind, Delta, Node, NodeKind
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import NODE_ID_BYTES, snapshot_id_of
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.conflict.admission import MarkStep, shown, steps_between
+from zarr_manifests.planning.conflict.components import compare_documents, decide_nodes
 from zarr_manifests.planning.conflict.decide import Choice, Policy, check_policy
-from zarr_manifests.planning.conflict.documents import compare_documents, decide_nodes
 from zarr_manifests.planning.tables.merge import agree, inside, unset_at, without
 
 _LISTED_CHUNKS: Final = 20

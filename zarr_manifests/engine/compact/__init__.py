@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING
 from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
+    from zarr_manifests.engine.compact import compaction as compaction
     from zarr_manifests.engine.compact import compute_statistics as compute_statistics
     from zarr_manifests.engine.compact import manifest_layout as manifest_layout
-    from zarr_manifests.engine.compact import outcomes as outcomes
     from zarr_manifests.engine.compact import repack_chunks as repack_chunks
 else:
     __getattr__ = on_demand(
-        __name__,
-        "compute_statistics",
-        "manifest_layout",
-        "outcomes",
-        "repack_chunks",
+        __name__, "compaction", "compute_statistics", "manifest_layout", "repack_chunks"
     )

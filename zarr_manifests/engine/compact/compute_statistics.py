@@ -21,12 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.decoding import BulkDecoder
-from zarr_manifests.engine.compact.zone_index import (
-    LeafZones,
-    add_pages,
-    add_to_index,
-    write_pages,
-)
 from zarr_manifests.engine.edit.bulk_chunks import stream_table
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
@@ -36,7 +30,13 @@ from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.totals import totals_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.snapshot.zones import KnownZones
+from zarr_manifests.engine.snapshot.zones import (
+    KnownZones,
+    LeafZones,
+    add_pages,
+    add_to_index,
+    write_pages,
+)
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePages, ZoneTable

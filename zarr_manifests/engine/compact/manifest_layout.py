@@ -25,7 +25,7 @@ from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.metrics import Metrics
 from zarr_manifests.planning.layout.leaves import BaseIndex
 from zarr_manifests.planning.layout.packing import explain
-from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
+from zarr_manifests.planning.upkeep.read_list import CompactionMode
 from zarr_manifests.reports import (
     ArrayPlace,
     LeafPlace,

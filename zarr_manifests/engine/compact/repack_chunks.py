@@ -24,8 +24,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from zarr_manifests.engine.commit.carry_zones import upload_of
-from zarr_manifests.engine.commit.landing import NextVersion, encoded_delta, land, rewritten
+from zarr_manifests.engine.commit.landing import (
+    NextVersion,
+    encoded_delta,
+    land,
+    rewritten,
+    upload_of,
+)
 from zarr_manifests.engine.compact.compaction import compact_branch
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload, create_own
@@ -41,9 +46,8 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.delta import COMMIT_ID_BYTES, Delta
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.nodes import COMMIT_ID_BYTES, Delta, NodeKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COMPACTOR, Root
 from zarr_manifests.format.snapshot import DeltaEntry
@@ -51,8 +55,7 @@ from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 from zarr_manifests.planning.tables.merge import difference, in_tables, pick, rows_at, without
-from zarr_manifests.planning.tables.resolved_chunks import coalesce
-from zarr_manifests.planning.upkeep.compaction_triggers import CompactionMode
+from zarr_manifests.planning.tables.regions import coalesce
 from zarr_manifests.planning.upkeep.garbage import (
     PackMoves,
     Range,
@@ -63,6 +66,7 @@ from zarr_manifests.planning.upkeep.garbage import (
     parts,
     uses_of,
 )
+from zarr_manifests.planning.upkeep.read_list import CompactionMode
 from zarr_manifests.planning.zones.meaning import zones_of_chunks
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import CompactionReport

@@ -54,8 +54,14 @@ from zarr_manifests.planning.tables.merge import (
     rows_at,
     within,
 )
-from zarr_manifests.planning.tables.regions import Bounds, cells_box, chunk_box
-from zarr_manifests.planning.tables.resolved_chunks import RangeRequest, coalesce, locate
+from zarr_manifests.planning.tables.regions import (
+    Bounds,
+    RangeRequest,
+    cells_box,
+    chunk_box,
+    coalesce,
+    locate,
+)
 
 if TYPE_CHECKING:
     from zarr_manifests.decoding import Chunks

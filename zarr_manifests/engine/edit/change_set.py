@@ -516,7 +516,7 @@ class ForkState:
     cache : CacheOptions
         Limits of the copy's metadata cache.
     token : str or None
-        The session's open token, if its copies report what they change (`reporting_copies`).
+        The session's open token, if its copies report what they change (`merge_forks`).
     depth : int
         How many copies lie between the session and this one: 0 for a copy of the session itself.
     """

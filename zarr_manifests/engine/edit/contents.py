@@ -15,7 +15,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.conflict.documents import changed_nodes
+from zarr_manifests.planning.conflict.components import changed_nodes
 from zarr_manifests.planning.tables.sums import NOTHING, Amount, sum_of
 from zarr_manifests.progress import counted
 

@@ -22,15 +22,15 @@ from typing import Final, cast
 import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState, lies_below
-from zarr_manifests.engine.edit.merge_forks import Merge
-from zarr_manifests.engine.edit.overlay import SessionView, same_chunk
-from zarr_manifests.engine.edit.reporting_copies import (
+from zarr_manifests.engine.edit.merge_forks import (
+    Merge,
     Reported,
     check_reporting,
     close_token,
     open_token,
     read_reports,
 )
+from zarr_manifests.engine.edit.overlay import SessionView, same_chunk
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import ObjectReader

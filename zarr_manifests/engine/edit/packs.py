@@ -52,8 +52,14 @@ import numpy as np
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.objects.metadata import create_own
-from zarr_manifests.format.chunk_table import ChunkTable, InlineRef, NativeRef, RefKind, StoredRef
-from zarr_manifests.format.columns import Column
+from zarr_manifests.format.chunk_table import (
+    ChunkTable,
+    Column,
+    InlineRef,
+    NativeRef,
+    RefKind,
+    StoredRef,
+)
 from zarr_manifests.format.zone_maps import Bounds, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c

@@ -17,7 +17,7 @@ from zarr_manifests.engine.history.ancestry import Follower, open_head
 from zarr_manifests.engine.history.leases import SessionLease
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.preload import SnapshotPreload
+from zarr_manifests.engine.snapshot.read_ahead import SnapshotPreload
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 

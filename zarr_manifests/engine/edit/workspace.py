@@ -20,19 +20,17 @@ import numpy as np
 
 from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
-from zarr_manifests.engine.edit.merge_forks import Owners
+from zarr_manifests.engine.edit.merge_forks import Owners, change_reported, refuse_in_copy
 from zarr_manifests.engine.edit.node_edits import NodeEdits
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key, node_path
 from zarr_manifests.engine.edit.packs import Pack, PackWrites, StagedRef, native_ref, native_rows
-from zarr_manifests.engine.edit.reporting_copies import change_reported, refuse_in_copy
 from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
 from zarr_manifests.engine.objects.metadata import create_own
 from zarr_manifests.engine.objects.spill import Spill
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, SessionClosedError, StorageError
-from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, InlineRef, NativeRef
-from zarr_manifests.format.columns import Column
+from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Column, InlineRef, NativeRef
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c_of_each
@@ -78,7 +76,7 @@ class Workspace:
     pickled : bool
         Whether copies were made by pickling a store instead of by `fork`.
     token : str or None
-        The session's open token, if its copies report what they change (`reporting_copies`).
+        The session's open token, if its copies report what they change (`merge_forks`).
     frozen : ChangeSet or None
         The changes when the first reporting copy was made; None if there is none.
     owners : Owners

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from zarr_manifests.ondemand import on_demand
 
 if TYPE_CHECKING:
-    from zarr_manifests.engine.history import changed_cells as changed_cells
     from zarr_manifests.engine.history import changes_between as changes_between
 else:
-    __getattr__ = on_demand(__name__, "changed_cells", "changes_between")
+    __getattr__ = on_demand(__name__, "changes_between")

@@ -49,7 +49,6 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.envelope import MAX_SNAPSHOT_BYTES
 from zarr_manifests.format.history_pages import (
     History,
     HistoryEntries,
@@ -57,7 +56,7 @@ from zarr_manifests.format.history_pages import (
     HistoryPageRef,
     SnapshotPointer,
 )
-from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.records import MAX_SNAPSHOT_BYTES, BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key

@@ -37,8 +37,8 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, Unset, VirtualRef
-from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.manifest import Manifest
+from zarr_manifests.format.nodes import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot

@@ -46,10 +46,9 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, native_keys
-from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
-from zarr_manifests.format.nodes import Base
+from zarr_manifests.format.nodes import Base, Delta, Digest
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import LogEntry, Root
 from zarr_manifests.format.snapshot import MarksPage, Snapshot

@@ -3,6 +3,37 @@
 Invariants: a referenced chunk that is missing or damaged raises an error and never reads as `None`;
 a whole chunk's checksum is verified on every read; objects are written put-if-absent, under a
 session id that no other process uses, since a forked child draws its own before it writes.
+
+Bytes of the chunks that are likely to be read next, fetched before anybody asks for them
+-----------------------------------------------------------------------------------------
+
+Zarr asks for ten chunks at a time, by default, and for the next ones once it has some of them. From
+far away, that is ten small requests in flight at most. So where chunks are read in order (see
+`read_ahead`), the next ones are fetched in spans of several megabytes, all at once.
+
+Invariants:
+
+- A caller waits only for a request that has begun: it sends one that no thread has taken yet, as
+  the threads may all be waiting for it. Whatever goes wrong with a request, a caller reads its
+  chunk by itself, and gets the error of that.
+- Bytes are given to one caller, who verifies them. Two windows are held, each of at most
+  `MOST_BYTES`.
+- A forked child starts without.
+
+Combining reads of neighbouring ranges into one request, in event loops on remote storages
+------------------------------------------------------------------------------------------
+
+All reads that are asked for in one turn of an event loop and the next are planned together
+(`planning.tables.regions`), within the storage's bounds. The requests then run in parallel.
+Two turns, since Zarr asks for one chunk in the turn in which a request ends, and for the others in
+the place of those that came with it in the next.
+Invariants:
+
+- Every caller gets its own bytes (fewer only at the end of the object), or the error of the request
+  that contained its range. Errors of other requests do not affect it.
+- Cancelling one caller does not affect the others. A request that nobody waits for is cancelled.
+- State is per event loop and turn: loops of different threads neither wait for each other nor share
+  requests.
 """
 
 from __future__ import annotations
@@ -11,15 +42,18 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-from zarr_manifests.engine.objects.bytes_ahead import BytesAhead
-from zarr_manifests.engine.objects.coalescing import CoalescedReads
-from zarr_manifests.engine.objects.decoded_cache import ChunkCache
+from zarr_manifests.engine.objects.caches import ChunkCache
 from zarr_manifests.errors import (
     CorruptObjectError,
+    ManifestsError,
     MissingChunkError,
     ObjectNotFoundError,
     VirtualContainerError,
@@ -30,13 +64,252 @@ from zarr_manifests.format.chunk_table import (
     NativeRef,
     StoredRef,
     VirtualRef,
+    VirtualSource,
 )
-from zarr_manifests.format.virtual_sources import VirtualSource
 from zarr_manifests.ids import crc32c, new_session_id, object_key
+from zarr_manifests.planning.tables.regions import RangeRequest, coalesce
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.storage.protocol import REMOTE_CAPABILITIES, ReadableStorage, ReadsInto
+from zarr_manifests.storage.protocol import (
+    REMOTE_CAPABILITIES,
+    Capabilities,
+    ReadableStorage,
+    ReadsInto,
+)
 from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_refs import VirtualReader
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+SPARE: Final = 0.15
+"""What may be fetched in vain from a remote storage, as a share of what is wanted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Turn[K: Hashable]:
+    """Ranges asked for in two turns of the loop, by key."""
+
+    loop: asyncio.AbstractEventLoop
+    asked: dict[K, list[_Asked]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A range, and the future its caller waits for."""
+
+    start: int
+    length: int
+    answer: asyncio.Future[bytes]
+    request: _Request | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One request, and the number of callers that wait for it."""
+
+    task: asyncio.Task[None]
+    waiting: int
+
+
+class CoalescedReads[K: Hashable]:
+    """Reads ranges of immutable objects, combining neighbouring ones.
+
+    Parameters
+    ----------
+    read : callable
+        Reads a range of the object with the given key, as `Storage.get_async` does.
+    capabilities : Capabilities
+        Which ranges share a request.
+    """
+
+    def __init__(
+        self, read: Callable[[K, int, int], Awaitable[bytes]], capabilities: Capabilities
+    ) -> None:
+        self._read = read
+        self._gap_bytes = capabilities.gap_bytes
+        self._span_bytes = capabilities.span_bytes
+        self._here = threading.local()
+
+    async def get(self, key: K, start: int, length: int) -> bytes:
+        """Like `Storage.get_async`."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        turn: _Turn[K] | None = getattr(self._here, "turn", None)
+        if turn is None or turn.loop is not loop:
+            turn = self._here.turn = _Turn(loop)
+            loop.call_soon(loop.call_soon, self._end, turn)  # when the next turn ends
+        asked = _Asked(start, length, loop.create_future())
+        turn.asked.setdefault(key, []).append(asked)
+        try:
+            return await asked.answer
+        except asyncio.CancelledError:
+            request = asked.request
+            if request is not None:
+                request.waiting -= 1
+                if not request.waiting:
+                    request.task.cancel()
+            raise
+
+    def _end(self, turn: _Turn[K]) -> None:
+        if getattr(self._here, "turn", None) is turn:
+            self._here.turn = None
+        for key, all_asked in turn.asked.items():
+            asked = [one for one in all_asked if not one.answer.done()]  # skip cancelled ones
+            plans = coalesce(
+                [one.start for one in asked],
+                [one.length for one in asked],
+                gap_bytes=self._gap_bytes,
+                span_bytes=self._span_bytes,
+                spare=SPARE,
+            )
+            for plan in plans:
+                members = [asked[i] for i in plan.members]
+                task = turn.loop.create_task(self._fetch(key, plan, members))
+                request = _Request(task, len(members))
+                for one in members:
+                    one.request = request
+
+    async def _fetch(self, key: K, plan: RangeRequest, members: list[_Asked]) -> None:
+        import asyncio
+
+        try:
+            data = await self._read(key, plan.start, plan.length)
+        except BaseException as error:
+            for one in members:
+                if one.answer.done():
+                    continue
+                if isinstance(error, asyncio.CancelledError):
+                    one.answer.cancel()
+                else:
+                    one.answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for one in members:
+            if not one.answer.done():
+                at = one.start - plan.start
+                one.answer.set_result(data[at : at + one.length])
+
+
+# --- bytes ahead --------------------------------------------------------------------------------
+
+
+MOST_BYTES: Final = 32 * 1024 * 1024
+
+
+class BytesAhead:
+    """Fetches chunks of one reader ahead.
+
+    Parameters
+    ----------
+    read : callable
+        `read(ref, start, length)` gives bytes of the object or file that a chunk is in.
+    read_async : callable
+        The same for an event loop.
+    runtime : Runtime
+        Runs requests in the background.
+    capabilities : Capabilities
+        Which ranges share a request.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[NativeRef | VirtualRef, int, int], bytes],
+        read_async: Callable[[NativeRef | VirtualRef, int, int], Awaitable[bytes]],
+        runtime: Runtime,
+        capabilities: Capabilities,
+    ) -> None:
+        self._read, self._read_async, self._runtime = read, read_async, runtime
+        self._gap_bytes, self._span_bytes = capabilities.gap_bytes, capabilities.span_bytes
+        self._pid = os.getpid()
+        self._newest: dict[NativeRef | VirtualRef, _Span] = {}
+        self._older: dict[NativeRef | VirtualRef, _Span] = {}
+
+    def fetch(self, refs: Iterable[NativeRef | VirtualRef]) -> None:
+        """Begin to fetch these chunks, up to `MOST_BYTES` of them."""
+        if self._pid != os.getpid():
+            self._pid, self._newest = os.getpid(), {}
+        by_object: dict[tuple[str, int] | VirtualSource, list[NativeRef | VirtualRef]] = {}
+        nbytes = 0
+        for ref in refs:
+            nbytes += ref.length
+            if nbytes > MOST_BYTES:
+                break
+            where = ref.source if isinstance(ref, VirtualRef) else (ref.source, ref.number)
+            by_object.setdefault(where, []).append(ref)
+        window: dict[NativeRef | VirtualRef, _Span] = {}
+        for chunks in by_object.values():
+            for request in coalesce(
+                [ref.offset for ref in chunks],
+                [ref.length for ref in chunks],
+                gap_bytes=self._gap_bytes,
+                span_bytes=self._span_bytes,
+                spare=SPARE,
+            ):
+                first = chunks[request.members[0]]
+                what = first, request.start, request.length
+                span = _Span(
+                    partial(self._read, *what), partial(self._read_async, *what), request.start
+                )
+                window.update(dict.fromkeys((chunks[i] for i in request.members), span))
+                with suppress(RuntimeError):  # no more threads: the program is ending
+                    self._runtime.background(span.run)
+        self._older, self._newest = self._newest, window
+
+    async def take(self, ref: NativeRef | VirtualRef) -> memoryview | None:
+        """The chunk, not verified yet; None if it is to be read by itself."""
+        if self._pid != os.getpid():
+            return None
+        span = self._newest.pop(ref, None) or self._older.pop(ref, None)
+        return None if span is None else await span.take(ref)
+
+
+class _Span:
+    """One request, and what it has given."""
+
+    def __init__(
+        self, read: Callable[[], bytes], read_async: Callable[[], Awaitable[bytes]], start: int
+    ) -> None:
+        self._read, self._read_async, self._start = read, read_async, start
+        self._found: Future[bytes] = Future()
+        self._found.set_running_or_notify_cancel()  # a caller that is cancelled cancels no others
+        self._sender: dict[str, object] = {}
+
+    def _is_sent_by(self, who: object) -> bool:
+        return self._sender.setdefault("", who) is who
+
+    def run(self) -> None:
+        """Send the request, unless a caller has."""
+        if not self._is_sent_by(self):
+            return
+        data = b""
+        try:
+            with suppress(ManifestsError):  # who asks for a chunk reads it, and gets the error
+                data = self._read()
+        finally:
+            self._found.set_result(data)
+
+    async def take(self, ref: NativeRef | VirtualRef) -> memoryview | None:
+        """The chunk, as a view of all bytes of the request; None if that has failed."""
+        found = self._found
+        if not found.done() and self._is_sent_by(ref):
+            data = b""
+            try:
+                with suppress(ManifestsError):
+                    data = await self._read_async()
+            finally:
+                found.set_result(data)
+        import asyncio
+
+        data = found.result() if found.done() else await asyncio.wrap_future(found)
+        at = ref.offset - self._start
+        return memoryview(data)[at : at + ref.length] if len(data) >= at + ref.length else None
+
+
+# --- chunks -------------------------------------------------------------------------------------
+
 
 _LINEAGE_BYTES = 6
 _SYNCED_ABREAST: Final = 8

@@ -1,7 +1,7 @@
 """Immutable metadata objects: fetched once, decoded once, written once.
 
-Loads go through a cache of decoded values (`decoded_cache`) and are single-flight. Before the
-storage, a cache on the local disk (`disk_cache`) is tried if there is one. Values made from
+Loads go through a cache of decoded values (`caches`) and are single-flight. Before the
+storage, a cache on the local disk (`caches`) is tried if there is one. Values made from
 objects, such as the chunk tables of a manifest, are in the same cache. Writes use `create_own`.
 """
 
@@ -15,14 +15,13 @@ from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.objects.caches import OBJECT, DecodedCache, DiskCache
 from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.decoded_cache import OBJECT, DecodedCache
-from zarr_manifests.engine.objects.disk_cache import DiskCache
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.planning.tables.resolved_chunks import coalesce
+from zarr_manifests.planning.tables.regions import coalesce
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of

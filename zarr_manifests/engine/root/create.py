@@ -31,8 +31,7 @@ from threading import Lock
 
 from zarr_manifests.config import Config
 from zarr_manifests.engine.objects.metadata import Objects, Upload
-from zarr_manifests.engine.root.hints import around, instead
-from zarr_manifests.engine.root.roots import RootAt, Roots
+from zarr_manifests.engine.root.roots import RootAt, Roots, around, instead
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -41,7 +40,7 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.delta import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.nodes import COMMIT_ID_BYTES, CommitKind, Delta
 from zarr_manifests.format.root import ROOT_KEY, WRITE_ID_BYTES, Branch, LogEntry, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import (

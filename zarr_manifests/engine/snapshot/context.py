@@ -14,16 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from zarr_manifests.config import CacheOptions, Config
-from zarr_manifests.engine.objects.decoded_cache import ChunkCache
-from zarr_manifests.engine.objects.disk_cache import DiskCache
+from zarr_manifests.engine.objects.caches import ChunkCache, DiskCache
 from zarr_manifests.engine.objects.metadata import ObjectReader, Objects
 from zarr_manifests.engine.root.create import create_repository
 from zarr_manifests.engine.root.heartbeat import Heart
 from zarr_manifests.engine.root.roots import RootAt, RootReader, Roots
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError
-from zarr_manifests.format.envelope import pack
-from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.records import BlobRef, pack
 from zarr_manifests.format.root import ROOT_KEY, Branch, Root
 from zarr_manifests.metrics import Meter, connect
 from zarr_manifests.runtime import Runtime

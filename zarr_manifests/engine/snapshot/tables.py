@@ -17,16 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.engine.objects.decoded_cache import DecodedCache
+from zarr_manifests.engine.objects.caches import DecodedCache
 from zarr_manifests.engine.objects.metadata import ObjectReader, Wanted
 from zarr_manifests.engine.snapshot.base_pages import index_of
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.delta import Delta, Digest
-from zarr_manifests.format.envelope import MAX_NUMBER
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part, by_node
-from zarr_manifests.format.nodes import Base
-from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.nodes import Base, Delta, Digest
+from zarr_manifests.format.records import MAX_NUMBER, BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of

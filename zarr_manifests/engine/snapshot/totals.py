@@ -26,8 +26,7 @@ from zarr_manifests.engine.objects.spill import Rows, Spilled
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.nodes import Count, Counted, Node, NodeKind
+from zarr_manifests.format.nodes import Count, Counted, Delta, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import absolute, no_array

@@ -40,13 +40,11 @@ from zarr_manifests.format.chunk_table import (
     Unset,
     VirtualRef,
 )
-from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.manifest import ManifestRef
-from zarr_manifests.format.nodes import Base, Count, Node
+from zarr_manifests.format.nodes import Base, Count, Delta, Digest, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.at_open import tells_about
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.live_deltas import Reach, any_at, clipped, picked, rows_in
 from zarr_manifests.planning.tables.live_deltas import check_axes as check_axes
@@ -59,6 +57,7 @@ from zarr_manifests.planning.tables.merge import (
     pick,
     within,
 )
+from zarr_manifests.planning.upkeep.read_list import tells_about
 from zarr_manifests.runtime import SYSTEM, Runtime
 
 DIGESTS: Final = "digests"

@@ -12,8 +12,7 @@ from zarr_manifests.ondemand import on_demand
 if TYPE_CHECKING:
     from zarr_manifests.engine.upkeep import clone_repository as clone_repository
     from zarr_manifests.engine.upkeep import collect as collect
-    from zarr_manifests.engine.upkeep import expire as expire
     from zarr_manifests.engine.upkeep import recover as recover
     from zarr_manifests.engine.upkeep import verify as verify
 else:
-    __getattr__ = on_demand(__name__, "clone_repository", "collect", "expire", "recover", "verify")
+    __getattr__ = on_demand(__name__, "clone_repository", "collect", "recover", "verify")

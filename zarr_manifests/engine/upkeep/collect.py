@@ -14,48 +14,85 @@
 Why a dead object stays dead: a later commit refers only to objects of its own session, which began
 at the fence or later or holds a lease, and to objects that its parent reaches. The parent is a
 snapshot that was in history after the first swap, or a newer one.
+
+Expiry: moving the floors of branches, in one swap
+--------------------------------------------------
+
+Snapshots that leave history are listed in the root as pending until a collection has deleted their
+objects. Nothing is deleted here. Snapshots that stay are read. Of those that leave, the entries of
+history tell, unless a lease may keep one.
+
+Invariant: leased snapshots stay in history. A branch's floor never rises above a leased snapshot.
+The first expiry also ends the history of tags; it is put off while a leased snapshot is only in the
+history of a tag.
+
+Freeing space in one call: compaction where overwritten chunks are held, expiry, collection
+-------------------------------------------------------------------------------------------
+
+A head reads a base and the deltas since. Chunks that a delta overwrites are held by the older ones,
+and by the base, however many snapshots expire. So the branch is compacted before it expires, if the
+snapshots that overwrote something are about to leave its history.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import batched, chain
+from itertools import batched, chain, takewhile
 from typing import Any, Final
 
-from zarr_manifests.engine.history.ancestry import ancestors, snapshot_at, tag_floor
+from zarr_manifests.engine.compact.compaction import compact
+from zarr_manifests.engine.compact.repack_chunks import repack_chunks
+from zarr_manifests.engine.history.ancestry import (
+    FOLLOWING,
+    ages,
+    ancestors,
+    entries,
+    has_expired,
+    snapshot_at,
+    tag_floor,
+)
 from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
 from zarr_manifests.engine.objects.metadata import ObjectReader
 from zarr_manifests.engine.root.create import keep_reserve, with_reserve
 from zarr_manifests.engine.root.epochs import check_collector, claimed
-from zarr_manifests.engine.root.roots import RootAt, RootReader
+from zarr_manifests.engine.root.roots import RootAt, RootReader, opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, UnsupportedFormatError
 from zarr_manifests.format.chunk_table import RefKind, native_keys
+from zarr_manifests.format.nodes import CommitKind
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import COLLECTOR, Lease, PendingDeletion, Root, archive_key
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.root import COLLECTOR, Branch, Lease, PendingDeletion, Root, archive_key
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
-from zarr_manifests.ids import snapshot_key
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.upkeep.garbage import (
+    Aged,
+    Retention,
     choose_fence,
     first_archive_kept,
     is_dead,
+    kept_count,
     leased_lineages,
     nothing_left_since,
+    retention,
     search_start,
     swept_after,
+    with_pending,
 )
 from zarr_manifests.progress import counted, expect, tell
-from zarr_manifests.reports import CollectionReport
+from zarr_manifests.reports import CollectionReport, ExpiryReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles, ObjectInfo
+from zarr_manifests.versions import milliseconds
 
 _ATTEMPTS = 100
 _BATCH = 1_000
@@ -500,3 +537,186 @@ def _remove_temporary(context: Context) -> int:
     if not isinstance(storage, KeepsTemporaryFiles):
         return 0
     return storage.remove_temporary(context.runtime.now_ms() - _TEMP_AGE_MS)
+
+
+# --- expiry -------------------------------------------------------------------------------------
+
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A branch's history, split into what it keeps and what leaves it."""
+
+    kept: list[Aged]
+    gone: list[Aged]
+    last_parent: BlobRef | None
+
+
+def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryReport:
+    """Cut the history of every branch as the retention says."""
+    report = ExpiryReport()
+
+    def change(root: Root) -> Root:
+        nonlocal report
+        whole = context.roots.whole(root)
+        leased = frozenset(lease.snapshot for lease in whole.leases)
+        cuts = {
+            name: _cut(context, branch, retention, leased)
+            for name, branch in whole.branches.items()
+        }
+        if any(cut.gone for cut in cuts.values()) and (
+            held := _held_by_tags(context, whole, cuts, leased)
+        ):
+            _LOG.warning("nothing expires yet: %s is leased, and in the history of tags only", held)
+            counts = {name: len(cut.kept) + len(cut.gone) for name, cut in cuts.items()}
+            report = ExpiryReport({}, counts, dry_run)
+            return root
+        report = ExpiryReport(
+            {n: tuple(a.snapshot_id for a in cut.gone) for n, cut in cuts.items() if cut.gone},
+            {name: len(cut.kept) for name, cut in cuts.items()},
+            dry_run,
+        )
+        return _applied(whole, cuts) if report.expired else root
+
+    opened(lambda: change(context.roots.read().root))
+    if report.expired and not dry_run:
+        updated(context, change, "expire snapshots")
+        keep_reserve(context.storage)  # for the collection that follows
+    return report
+
+
+def _cut(
+    context: ReadContext,
+    branch: Branch,
+    retention: Retention,
+    leased: frozenset[str],
+) -> _Cut:
+    line, parent = [], None
+    for ref, snapshot in ages(context, branch.head, branch.floor):
+        line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms))
+        parent = snapshot.parent
+        # Without leases, nothing older is kept. What leaves is only listed, and entries tell it.
+        if len(line) > 1 and not (leased or retention.keeps(len(line) - 1, snapshot.written_ms)):
+            gone, parent = _listed(context, ref, branch.floor, len(line) - 1)
+            return _Cut(line[:-1], gone, parent)
+    count = kept_count(line, retention, leased)
+    return _Cut(line[:count], line[count:], parent)
+
+
+def _listed(
+    context: ReadContext, start: BlobRef, floor: str | None, before: int
+) -> tuple[list[Aged], BlobRef | None]:
+    """The snapshot and those before it, newest first, and the parent of the oldest.
+
+    `progress` was told of the ones before, and is told of these.
+    """
+    line, parent = list[Aged](), None
+    for found in entries(context, start, floor):
+        for at in reversed(range(len(found))):
+            line.append(Aged(found.pointer(at).ref, found.ids[at], found.written_ms[at]))
+        tell(FOLLOWING, before + len(line))
+        parent = found.parent
+    return line, None if parent is None else parent.ref
+
+
+def _held_by_tags(
+    context: ReadContext, whole: Root, cuts: Mapping[str, _Cut], leased: Set[str]
+) -> str | None:
+    """A leased snapshot that is only in a tag's history, which would be lost; None if none is."""
+    if has_expired(whole):
+        return None  # tags have already lost their history
+    of_branches = {aged.snapshot_id for cut in cuts.values() for aged in (*cut.kept, *cut.gone)}
+    of_tags = {snapshot_id_of(ref.key) for ref in whole.tags.values()}
+    due = leased - of_branches - of_tags
+    seen: set[str] = set()
+    for ref in whole.tags.values() if due else ():
+        for older, _ in ages(context, ref):
+            if snapshot_id_of(older.key) in due:
+                return snapshot_id_of(older.key)
+            if older.key in seen:
+                break  # the older ones were checked for another tag
+            seen.add(older.key)
+    return None
+
+
+def _applied(whole: Root, cuts: Mapping[str, _Cut]) -> Root:
+    """The root with floors where the branches were cut; every branch then has one."""
+    branches = {
+        name: replace(branch, floor=cuts[name].kept[-1].snapshot_id)
+        for name, branch in whole.branches.items()
+    }
+    pending = with_pending(
+        whole.pending,
+        [cut.gone for cut in cuts.values()],
+        [cut.last_parent for cut in cuts.values()],
+    )
+    # The first expiry also cuts the history of tags, which is not listed as pending.
+    listed = pending is not None and whole.branches["main"].floor is not None
+    listed = listed or (pending is not None and not whole.tags)
+    return replace(
+        whole,
+        branches=branches,
+        pending=whole.pending if pending is None else pending,
+        swept=whole.swept if listed else 0,
+    )
+
+
+# --- all in one call ----------------------------------------------------------------------------
+
+
+_MIN_LIVE = 0.5
+
+
+def clean(
+    context: Context,
+    keep: int | timedelta | None,
+    grace: timedelta,
+    *,
+    dry_run: bool,
+) -> CollectionReport:
+    """Expire all but the snapshots to keep (a count, an age, or as configured), and collect."""
+    by_age = keep if isinstance(keep, timedelta) else None
+    by_count = None if isinstance(keep, timedelta) else keep
+    now_ms = context.runtime.now_ms()
+    kept = retention(context.config.snapshots, now_ms, by_count, by_age, None)
+    grace_ms = milliseconds(grace, "grace")
+    due = expire(context, kept, dry_run=True)
+    compacted = tuple(name for name, count in due.kept.items() if _holds(context, name, count))
+    if not dry_run:
+        for name in compacted:
+            repack_chunks(context, name, _MIN_LIVE, dry_run=False)
+            compact(context, name, "full", dry_run=False)
+        if kept.keep_last is not None and kept.keep_last > 1:  # compactions are no versions
+            more = max((_compactions(context, name) for name in compacted), default=0)
+            kept = replace(kept, keep_last=kept.keep_last + more)
+        due = expire(context, kept, dry_run=False)
+    found = collect(context, grace_ms, dry_run=dry_run)
+    return replace(found, expiry=due, compacted=compacted)
+
+
+def _holds(context: Context, branch: str, kept: int) -> bool:
+    """Whether a branch holds chunks that none of its `kept` newest snapshots reads."""
+    view = _head(context, branch)
+    oldest = view.snapshot.sequence - kept + 1
+    alive = {node.node_id for node in view.nodes.values()}
+    old = [entry for entry in view.snapshot.deltas if entry.first <= oldest]
+    parts = chain.from_iterable([*(e.parts() for e in old), *(m.parts for m in view.manifests)])
+    return any(map(_overwrites, old)) or any(part.node_id not in alive for part in parts)
+
+
+def _compactions(context: Context, branch: str) -> int:
+    """How many of the newest snapshots of a branch are compactions."""
+    newest = ancestors(context, _head(context, branch).ref)
+    return sum(1 for _ in takewhile(lambda each: each[1].kind is CommitKind.REWRITE, newest))
+
+
+def _head(context: Context, branch: str) -> SnapshotView:
+    return context.open_branch(context.roots.branch(context.roots.read().root, branch))
+
+
+def _overwrites(entry: DeltaEntry) -> bool:
+    """Whether chunks were there before that it has changed, as far as is known."""
+    rows = sum(part.count for part in entry.parts())
+    return rows != sum(count.chunks for count in entry.counts)

@@ -13,6 +13,18 @@ Others may write and collect concurrently. The root is read first, so everything
 then. Objects that a collection has deleted since are not needed by any later root. So if there are
 problems and the root has changed, everything is checked again for the newer root, except chunks
 that were sound. A problem found both times was not caused by a collection.
+
+Comparing a snapshot's counters with its chunk tables
+-----------------------------------------------------
+
+The base and the read list count chunks and bytes of each node, and the snapshot stores their sums.
+A number marked exact must be exact; any other must be an upper bound. Nodes that a commit did not
+touch are checked at the snapshot before.
+
+The different ranges of chunk objects that chunk tables refer to, and whether bytes match them
+----------------------------------------------------------------------------------------------
+
+They are kept as columns, since there may be as many as chunks.
 """
 
 from __future__ import annotations
@@ -21,16 +33,17 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import batched, chain, pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from zarr_manifests.engine.history.differences import delta_of
 from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
 from zarr_manifests.engine.snapshot.base_pages import BasePages
 from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.engine.upkeep.check_totals import wrong_counters
-from zarr_manifests.engine.upkeep.chunk_ranges import ChunkRanges, Rows, end_of, problem_of
+from zarr_manifests.engine.snapshot.totals import amounts_of
+from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.upkeep.collect import live_snapshots
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -38,8 +51,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.delta import Delta, Digest
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind, chunk_key
 from zarr_manifests.format.history_pages import (
     HistoryEntries,
     HistoryEntry,
@@ -47,20 +59,175 @@ from zarr_manifests.format.history_pages import (
     SnapshotPointer,
 )
 from zarr_manifests.format.manifest import Manifest, Part
-from zarr_manifests.format.nodes import Base
+from zarr_manifests.format.nodes import Base, Delta, Digest, NodeKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.at_open import tells_about
+from zarr_manifests.ids import crc32c
+from zarr_manifests.keys import absolute
 from zarr_manifests.planning.layout.leaves import part_order
 from zarr_manifests.planning.layout.pages import checked, orphans, pulled
+from zarr_manifests.planning.tables.sums import Amount, alive_amounts, sums_of
 from zarr_manifests.planning.upkeep.garbage import first_archive_kept, parts
+from zarr_manifests.planning.upkeep.read_list import tells_about
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run
 from zarr_manifests.storage.protocol import ReadableStorage
+
+_FOLD_ROWS: Final = 1 << 20
+
+type Rows = npt.NDArray[np.int64]
+"""Ranges of one object: offset, length and checksum of each."""
+
+
+@dataclass(slots=True)
+class ChunkRanges:
+    """The different ranges that tables refer to, by object.
+
+    Attributes
+    ----------
+    objects : dict of str to int
+        A number for the key of each object.
+    """
+
+    objects: dict[str, int] = field(default_factory=dict)
+    _rows: list[Rows] = field(default_factory=list)
+    _unfolded: int = 0
+    _folded: int = 0
+
+    def add(self, table: ChunkTable) -> None:
+        """Note what the native rows of the table refer to."""
+        native = np.flatnonzero(table.kind == RefKind.NATIVE)
+        if not native.size:
+            return
+        pairs = np.stack([table.source[native], table.number[native]], axis=1)
+        unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
+        keys = [chunk_key(table.sources[source], number) for source, number in unique.tolist()]
+        known = self.objects
+        numbers = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+        columns = (table.offset[native], table.length[native], table.crc32c[native])
+        at = numbers[inverse.reshape(-1)]
+        self._rows.append(np.stack([at, *(c.astype(np.int64) for c in columns)], axis=1))
+        self._unfolded += native.size
+        if self._unfolded > max(_FOLD_ROWS, self._folded):
+            self._fold()
+
+    def _fold(self) -> None:
+        """Keep each range once; other snapshots refer to most of them, too."""
+        if self._unfolded:
+            self._rows = [np.unique(np.concatenate(self._rows), axis=0)]
+            self._folded, self._unfolded = len(self._rows[0]), 0
+
+    def of_each(self) -> Iterator[tuple[str, Rows]]:
+        """Key and ranges of each object."""
+        self._fold()
+        if not self._rows:
+            return
+        (rows,) = self._rows
+        bounds = np.flatnonzero(np.diff(rows[:, 0], prepend=-1, append=-1))
+        keys = [*self.objects]
+        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            yield keys[rows[first, 0]], rows[first:last, 1:]
+
+
+def end_of(rows: Rows) -> int:
+    """Where the last of the ranges ends."""
+    return int((rows[:, 0] + rows[:, 1]).max())
+
+
+def problem_of(key: str, rows: Rows, whole: bytes) -> str | None:
+    """What is first wrong with these ranges of an object, if anything."""
+    for offset, length, crc in rows.tolist():
+        data = memoryview(whole)[offset : offset + length]
+        if len(data) != length:
+            return f"chunk object {key} ends before {offset + length}"
+        if crc32c(data) != crc:
+            return f"chunk object {key} at {offset} does not match its checksum"
+    return None
+
+
+# --- counters -----------------------------------------------------------------------------------
+
+
+def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[str]:
+    """Describe what is wrong with the counters of a snapshot; empty if nothing is.
+
+    Parameters
+    ----------
+    view : SnapshotView
+        The snapshot.
+    parent : Snapshot, optional
+        The snapshot before it, if its counters are checked too.
+
+    Raises
+    ------
+    ManifestsError
+        If a table cannot be read.
+    """
+    amounts, nodes = amounts_of(view), list(view.nodes.values())
+    told = alive_amounts(amounts, nodes)
+    touched = _touched(view.snapshot, parent)
+    wrong = []
+    for node in nodes:
+        if node.kind is NodeKind.GROUP or (touched is not None and node.node_id not in touched):
+            continue
+        table = view.chunks(node.node_id)
+        chunks = nbytes = 0
+        if table is not None:
+            chunks = int((table.kind != RefKind.UNSET).sum())
+            nbytes = int(table.length.sum())
+        path = absolute(node.path)
+        wrong += [f"{path} has {what}" for what in _against(told[node.path], chunks, nbytes)]
+    due = sums_of(amounts, nodes)
+    return wrong + list(_wrong_sums(view.snapshot, due, paged=view.pages is not None))
+
+
+def _touched(snapshot: Snapshot, parent: Snapshot | None) -> set[bytes] | None:
+    """The nodes whose chunks differ from the snapshot before; None if any node's may."""
+    own = snapshot.deltas[-1] if snapshot.deltas else None
+    if (
+        parent is None
+        or own is None
+        or own.log.key != snapshot.log.key
+        or _read(snapshot)[:-1] != _read(parent)
+    ):
+        return None
+    return {count.node_id for count in own.counts} | {part.node_id for part in own.parts()}
+
+
+def _read(snapshot: Snapshot) -> list[str]:
+    """Keys of the base and of the deltas that the snapshot reads."""
+    base = snapshot.base.key if snapshot.base is not None else ""
+    return [base, *(entry.log.key for entry in snapshot.deltas)]
+
+
+def _against(told: Amount, chunks: int, nbytes: int) -> Iterator[str]:
+    for what, said, there, exact in (
+        ("chunks", told.chunks, chunks, told.chunks_exact),
+        ("bytes of chunks", told.nbytes, nbytes, told.nbytes_exact),
+    ):
+        if said != there if exact else said < there:
+            yield f"{there} {what}, and counters say {said}{'' if exact else ' at most'}"
+
+
+def _wrong_sums(snapshot: Snapshot, due: dict[str, int], *, paged: bool) -> Iterator[str]:
+    """Sums that differ from the counters; old snapshots have no sums.
+
+    With a base in pages a commit adds to the sums before, and bounds among these stay bounds.
+    """
+    for name, number in snapshot.sums.items():
+        exact = due.get(name.removesuffix("-at-most"))
+        bound = paged and name.endswith("-at-most") and exact is not None and number >= exact
+        if due.get(name) != number and not bound:
+            due_number = due.get(name, "not known")
+            yield f"the sum of {name} is {due_number}, and the snapshot says {number}"
+
+
+# --- a whole repository -------------------------------------------------------------------------
+
 
 _AT_ONCE = 32
 _TASK_BYTES = 256 * 1024**2

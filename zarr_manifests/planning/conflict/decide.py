@@ -31,11 +31,9 @@ from zarr_manifests.keys import DOCUMENTS, absolute, join
 from zarr_manifests.planning.conflict.components import (
     Changes,
     Component,
+    DocumentChange,
     NodeChange,
     Reads,
-)
-from zarr_manifests.planning.conflict.documents import (
-    DocumentChange,
     above,
     key_of,
     merge_documents,

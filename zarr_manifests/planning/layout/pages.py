@@ -23,9 +23,9 @@ from itertools import chain
 from typing import Any, Final, Literal
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.envelope import pack
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, LeafPage, Node, NodePage, PathOrder, path_order
+from zarr_manifests.format.records import pack
 from zarr_manifests.format.root import Branch, Page, PageRef, Root
 from zarr_manifests.ids import lineage_of
 

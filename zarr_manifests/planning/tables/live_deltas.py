@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.delta import Delta, Digest
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Part
+from zarr_manifests.format.nodes import Delta, Digest
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box, Coords, IndexArray, corners
 from zarr_manifests.planning.layout.leaves import PlacedLeaf

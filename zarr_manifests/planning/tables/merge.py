@@ -17,9 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind, side_by_side
-from zarr_manifests.format.columns import repeated
-from zarr_manifests.format.virtual_sources import NO_SOURCES, VirtualSources
+from zarr_manifests.format.chunk_table import (
+    NO_SOURCES,
+    ChunkTable,
+    RefKind,
+    VirtualSources,
+    repeated,
+    side_by_side,
+)
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.layout.leaves import LEAF_ROWS, TABLE_ROWS

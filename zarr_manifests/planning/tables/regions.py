@@ -2,21 +2,51 @@
 
 Bounds of an axis are a slice without step, or `(start, stop)`. They work as for a list of that
 length: negative bounds count from the end, and bounds beyond the end are clipped.
+
+Where an array's chunks are stored, as columns; and few requests for many byte ranges
+-------------------------------------------------------------------------------------
+
+Invariants of the columns: there is one row for each existing chunk, in C order of coordinates; all
+columns have the same length; bytes of inline chunks are stored back to back in row order.
+
+Ranges of one object are taken in order of their offsets. A range joins the request before it if the
+gap between them is at most `gap_bytes` and the request stays at most `span_bytes` long. Where bytes
+in gaps are to be few, only the smallest gaps are bridged. Invariants:
+
+- Every range is a member of exactly one request, and lies within it.
+- A request starts at its first member and ends at the furthest end of a member. Gaps between
+  members are at most `gap_bytes`, and those of all requests together at most `spare` of the bytes
+  of the ranges, if that is given, or 1 KiB if that is more.
+- A request longer than `span_bytes` has one member, or all its members lie within the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from operator import index
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from zarr_manifests.format.chunk_table import (
+    NO_SOURCES,
+    ChunkTable,
+    RefKind,
+    VirtualSources,
+    side_by_side,
+)
 from zarr_manifests.format.nodes import Node, NodeKind
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
+from zarr_manifests.ids import object_key
+from zarr_manifests.texts import plain_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 type Bounds = slice | tuple[int | None, int | None]
 """Start and stop of a region on one axis."""
@@ -256,3 +286,326 @@ def reindexed(
 def _one(coords: IndexArray, rows: npt.NDArray[np.int64]) -> Coords:
     """The coordinate in the first of these rows."""
     return tuple(coords[rows[0]].tolist())
+
+
+# --- where chunks are stored --------------------------------------------------------------------
+
+
+class ChunkKind(IntEnum):
+    """Where a chunk's bytes are.
+
+    `INLINE`: in the manifest, or still in the session's memory. `NATIVE`: in an object of the
+    repository. `VIRTUAL`: in a file elsewhere.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.tables.regions import ChunkKind
+    >>> ChunkKind(2).name
+    'NATIVE'
+    """
+
+    INLINE = RefKind.INLINE
+    NATIVE = RefKind.NATIVE
+    VIRTUAL = RefKind.VIRTUAL
+
+
+class Locations(Sequence[str]):
+    """Object keys, then file URLs, that hold chunks. Each string is built on access."""
+
+    def __init__(
+        self,
+        sessions: Sequence[str],
+        session: IndexArray,
+        number: IndexArray,
+        files: VirtualSources = NO_SOURCES,
+    ) -> None:
+        self._sessions = tuple(sessions)
+        self._session = session
+        self._number = number
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._number) + len(self._files)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[str]: ...
+    def __getitem__(self, position: int | slice) -> str | list[str]:
+        if isinstance(position, slice):
+            return [self[i] for i in range(*position.indices(len(self)))]
+        at, native = range(len(self))[position], len(self._number)
+        if at >= native:
+            return self._files[at - native].location
+        session = self._sessions[self._session.item(at)]
+        return object_key("chunks", session, self._number.item(at))
+
+    def __repr__(self) -> str:
+        return f"<{len(self._number)} objects and {len(self._files)} files>"
+
+
+def locate(table: ChunkTable) -> tuple[IndexArray, Locations]:
+    """For each row, the position of its location (int64[n], -1 if inline); and the locations."""
+    found = np.full(len(table), -1, np.int64)
+    native = np.flatnonzero(table.kind == RefKind.NATIVE)
+    source, number = table.source[native], table.number[native]
+    most = int(number.max(initial=0)) + 1
+    rank = source * most + number  # fits: there are fewer than 10**9 numbers and 2**33 sessions
+    first = np.diff(rank, prepend=-1) != 0
+    if (rank[1:] >= rank[:-1]).all():  # already in the order they were written
+        found[native] = np.cumsum(first) - 1
+        distinct = rank[first]
+    else:
+        distinct, found[native] = np.unique(rank, return_inverse=True)
+    virtual = np.flatnonzero(table.kind == RefKind.VIRTUAL)
+    found[virtual] = table.source[virtual] + len(distinct)
+    files = table.virtual if len(virtual) else NO_SOURCES
+    return found, Locations(table.sources, distinct // most, distinct % most, files)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ResolvedChunks:
+    """Where the chunks of an array are stored: one row per existing chunk, in C order.
+
+    Made by `Session.chunk_refs`.
+
+    Parameters
+    ----------
+    path : str
+        Path of the array.
+    coords : int64[n, ndim]
+        Chunk coordinates.
+    kind : uint8[n]
+        1 for an inline chunk (it is in a manifest, or still in memory), 2 for one in an object of
+        the repository, 3 for a virtual one (it is in a file elsewhere).
+    source : int64[n]
+        Position in `locations` of the object or file; -1 for an inline chunk.
+    offset, length : int64[n]
+        Byte range in that location; for an inline chunk, in `inline`.
+    checksum : int64[n]
+        crc32c of the chunk's bytes; -1 where it is unknown, and for inline chunks.
+    locations : sequence of str
+        Keys of objects in the repository's storage, and URLs of files elsewhere
+        (`virtual://<container>/<path>` below a container).
+    inline : bytes
+        The inline chunks' bytes.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the columns differ in length, or inline chunks are not stored back to back.
+
+    Examples
+    --------
+    >>> import zarr, zarr_manifests as zm
+    >>> repo = zm.create("memory://resolved-example")
+    >>> with repo.transaction(message="fill half") as store:
+    ...     a = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+    ...     a[4:] = 7
+    >>> found = repo.readonly_session().chunk_refs("a")
+    >>> found.coords.tolist(), found.kind.tolist()
+    ([[2], [3]], [1, 1])
+    """
+
+    path: str
+    coords: IndexArray
+    kind: npt.NDArray[np.uint8]
+    source: IndexArray
+    offset: IndexArray
+    length: IndexArray
+    checksum: IndexArray
+    locations: Sequence[str]
+    inline: bytes = field(default=b"")
+
+    def __post_init__(self) -> None:
+        columns = (self.kind, self.source, self.offset, self.length, self.checksum)
+        is_inline = self.kind == ChunkKind.INLINE
+        lengths = self.length[is_inline] if is_inline.any() else np.empty(0, np.int64)
+        if (
+            any(len(column) != len(self.coords) for column in columns)
+            or int(lengths.sum()) != len(self.inline)
+            or (self.offset[is_inline] != np.cumsum(lengths) - lengths).any()
+        ):
+            raise InvalidArgumentError("the columns of resolved chunks contradict each other")
+
+    def __len__(self) -> int:
+        return len(self.coords)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ResolvedChunks of {plain_text(self.path)}: {len(self)} chunks of {self.nbytes} "
+            f"bytes in {len(self.locations)} objects or files>"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Total size of the chunks as stored, in bytes."""
+        return int(self.length.sum())
+
+    @classmethod
+    def from_table(cls, path: str, ndim: int, table: ChunkTable | None) -> ResolvedChunks:
+        """Build it from a table without UNSET rows; empty if there is no table."""
+        if table is None:
+            none = np.empty(0, np.int64)
+            kind = none.astype(np.uint8)
+            coords = np.empty((0, ndim), np.int64)
+            return cls(path, coords, kind, none, none, none, none, Locations((), none, none))
+        kind, (source, locations) = table.kind.astype(np.uint8), locate(table)
+        known = (kind == RefKind.NATIVE) | ((kind == RefKind.VIRTUAL) & (table.number == 1))
+        checksum = np.where(known, table.crc32c, -1)
+        offset, length, inline = np.ascontiguousarray(table.offset), table.length, table.inline
+        if inline:  # other orders are valid, though we write it so
+            offset, inline = side_by_side(inline, table.kind, offset, length)
+        length = np.ascontiguousarray(length)
+        return cls(path, table.coords(), kind, source, offset, length, checksum, locations, inline)
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as a pyarrow table.
+
+        Columns: `coords` (a list with one number per axis), `kind` (`inline`, `native` or
+        `virtual`), `location`, `offset`, `length`, `checksum` and `data`. An inline chunk has no
+        location and no offset; only inline chunks have data. An unknown checksum is null.
+
+        Raises
+        ------
+        ImportError
+            If pyarrow is not installed.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> session = zm.create("memory://arrow-example").writable_session()
+        >>> a = zarr.create_array(session.store, name="a", shape=(8,), chunks=(2,), dtype="i2")
+        >>> a[4:] = 7
+        >>> session.chunk_refs("a").to_arrow().select(["coords", "kind"]).to_pylist()
+        [{'coords': [2], 'kind': 'inline'}, {'coords': [3], 'kind': 'inline'}]
+        """
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise ImportError(
+                "to_arrow() needs pyarrow, which is not installed; "
+                'pip install "zarr-manifests[spark]"'
+            ) from error
+        is_inline = self.kind == ChunkKind.INLINE
+        kinds = pa.array([kind.name.lower() for kind in ChunkKind])
+        kind = self.kind.astype(np.int8) - np.int8(ChunkKind.INLINE)
+        sources = pa.array(self.source.astype(np.int32), mask=is_inline)
+        locations = pa.array(list(self.locations), pa.string())
+        ndim = self.coords.shape[1]
+        flat = pa.array(np.ascontiguousarray(self.coords).reshape(-1), pa.int64())
+        coords = (
+            pa.FixedSizeListArray.from_arrays(flat, ndim)
+            if ndim
+            else pa.array([[]] * len(self), pa.list_(pa.int64(), 0))
+        )
+        return pa.table(
+            {
+                "coords": coords,
+                "kind": pa.DictionaryArray.from_arrays(kind, kinds),
+                "location": pa.DictionaryArray.from_arrays(sources, locations),
+                "offset": pa.array(self.offset, mask=is_inline),
+                "length": pa.array(self.length),
+                "checksum": pa.array(self.checksum, mask=self.checksum < 0),
+                "data": self._data(pa, is_inline),
+            }
+        )
+
+    def _data(self, pa: Any, is_inline: npt.NDArray[np.bool_]) -> Any:
+        ends = np.cumsum(np.where(is_inline, self.length, 0), dtype=np.int64)
+        offsets = np.concatenate([[0], ends]).astype(np.int64)
+        there = pa.py_buffer(np.packbits(is_inline, bitorder="little"))
+        parts = [there, pa.py_buffer(offsets), pa.py_buffer(self.inline)]
+        return pa.Array.from_buffers(pa.large_binary(), len(self), parts)
+
+
+# --- byte ranges -------------------------------------------------------------------------------
+
+_FREE_BYTES: Final = 1024
+"""To fetch so much takes less time than to send a request, however little is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRequest:
+    """One request for a contiguous part of an object.
+
+    Parameters
+    ----------
+    start, length : int
+        The part, in bytes.
+    members : tuple of int
+        Positions of its ranges in the input, in order of their offsets.
+    """
+
+    start: int
+    length: int
+    members: tuple[int, ...]
+
+
+def coalesce(
+    offsets: Sequence[int] | npt.NDArray[np.int64],
+    lengths: Sequence[int] | npt.NDArray[np.int64],
+    *,
+    gap_bytes: int,
+    span_bytes: int,
+    spare: float | None = None,
+) -> list[RangeRequest]:
+    """Return the requests for these ranges of one object, in order of their offsets.
+
+    Parameters
+    ----------
+    offsets, lengths : sequence or array of int
+        The ranges, in any order; they may overlap, be the same, or be empty.
+    gap_bytes : int
+        The largest gap between two ranges of a request.
+    span_bytes : int
+        The longest request of several ranges.
+    spare : float, optional
+        How many bytes may lie in gaps, as a share of the bytes of all ranges, or 1 KiB if that is
+        more; by default any number. The smallest gaps are bridged.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.tables.regions import coalesce
+    >>> for request in coalesce([900, 0, 100], [50, 90, 90], gap_bytes=10, span_bytes=1000):
+    ...     print(request.start, request.length, request.members)
+    0 190 (1, 2)
+    900 50 (0,)
+    """
+    if not len(offsets):
+        return []
+    starts = np.asarray(offsets, np.int64)
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    # The furthest end of a member so far. A request that begins reaches further than all before it.
+    reach = np.maximum.accumulate(starts + np.asarray(lengths, np.int64)[order])
+    between = np.maximum(starts[1:] - reach[:-1], 0)
+    apart = between > gap_bytes
+    if spare is not None:
+        wanted = int(reach[-1] - starts[0]) - int(between.sum())
+        apart |= _too_many(between, apart, max(int(spare * wanted), _FREE_BYTES))
+    gaps = [*(np.flatnonzero(apart) + 1).tolist(), len(order)]
+    members = order.tolist()
+    requests: list[RangeRequest] = []
+    first = 0
+    for stop in gaps:
+        while first < stop:
+            start = int(starts[first])
+            # What lies within the first member joins it, however long that is.
+            most = max(start + span_bytes, int(reach[first]))
+            end = first + int(reach[first:stop].searchsorted(most, side="right"))
+            length = int(reach[end - 1]) - start
+            requests.append(RangeRequest(start, length, tuple(members[first:end])))
+            first = end
+    return requests
+
+
+def _too_many(
+    between: npt.NDArray[np.int64], apart: npt.NDArray[np.bool_], most: int
+) -> npt.NDArray[np.bool_]:
+    """Which gaps are not bridged: all but the smallest, which are `most` bytes together."""
+    ascending = np.argsort(between, kind="stable")
+    spent = np.cumsum(np.where(apart, 0, between)[ascending])
+    found = np.zeros(len(between), np.bool_)
+    found[ascending] = spent > most
+    return found

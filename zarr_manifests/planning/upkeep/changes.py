@@ -40,11 +40,10 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.delta import Delta
-from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.nodes import Delta, Node
 from zarr_manifests.grid import Box, Coords, IndexArray, in_few_boxes, places_in
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.conflict.documents import Fields, field_changes
+from zarr_manifests.planning.conflict.components import Fields, field_changes
 from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, merge_layers, select
 
 type _Mask = npt.NDArray[np.bool_]

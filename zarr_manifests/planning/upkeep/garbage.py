@@ -31,10 +31,9 @@ import numpy.typing as npt
 
 from zarr_manifests.config import Snapshots
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import NO_SOURCES, ChunkTable, RefKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Lease, LogEntry, PendingDeletion, Root
-from zarr_manifests.format.virtual_sources import NO_SOURCES
 from zarr_manifests.ids import lineage_of, object_key, session_of, session_start
 from zarr_manifests.planning.tables.merge import rearranged, select
 from zarr_manifests.versions import milliseconds, moment_ms

@@ -7,31 +7,31 @@ from planted.fault import Fault
 FAULTS = [
     Fault(
         "checksums-of-objects-not-compared",
-        "format/envelope.py",
+        "format/records.py",
         "if crc32c(memoryview(data)[CRC_FROM:]) != header.crc32c:",
         "if header.crc32c < 0:",
     ),
     Fault(
         "exchanged-objects-accepted",
-        "format/envelope.py",
+        "format/records.py",
         "if crc is not None and crc != self.crc32c:",
         "if crc is not None and crc < 0:",
     ),
     Fault(
         "unknown-flags-ignored",
-        "format/envelope.py",
+        "format/records.py",
         "self.version != FORMAT_VERSION or self.flags:",
         "self.version != FORMAT_VERSION:",
     ),
     Fault(
         "small-objects-fill-memory",
-        "format/envelope.py",
+        "format/records.py",
         "if size > min(most, MAX_PAYLOAD_BYTES):",
         "if size > MAX_PAYLOAD_BYTES:",
     ),
     Fault(
         "lists-without-a-bound",
-        "format/envelope.py",
+        "format/records.py",
         "_like_containers(data, most) > most:",
         "_like_containers(data, most) < 0:",
     ),
@@ -55,7 +55,7 @@ FAULTS = [
     ),
     Fault(
         "written-larger-than-readers-accept",
-        "format/envelope.py",
+        "format/records.py",
         "if CRC_FROM + len(covered) > _MOST_BYTES.get(kind, HEADER_BYTES + MAX_PAYLOAD_BYTES):",
         "if len(covered) > HEADER_BYTES + MAX_PAYLOAD_BYTES:",
     ),

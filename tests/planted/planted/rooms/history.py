@@ -43,13 +43,13 @@ FAULTS = [
     ),
     Fault(
         "ambiguous-name-guessed",
-        "engine/history/find_version.py",
+        "engine/history/refs.py",
         "if branch is not None and tag is not None:",
         "if branch is not None and tag is not None and branch.head.key == tag.key:",
     ),
     Fault(
         "version-written-at-the-time-itself-passed-over",
-        "engine/history/find_version.py",
+        "engine/history/refs.py",
         "if part.written_ms[at] <= until_ms:",
         "if part.written_ms[at] < until_ms:",
     ),

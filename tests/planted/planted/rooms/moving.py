@@ -85,7 +85,7 @@ FAULTS = [
     ),
     Fault(
         "damaged-chunks-are-cloned",
-        "engine/upkeep/copy_objects.py",
+        "engine/upkeep/clone_repository.py",
         "if problem is not None:",
         "if False:",
     ),

@@ -67,7 +67,7 @@ FAULTS = [
     ),
     Fault(
         "credentials-are-pickled-under-the-name-of-others",
-        "storage/object_credentials.py",
+        "storage/object_clients.py",
         "if found is not credentials:",
         "if found is None:",
     ),

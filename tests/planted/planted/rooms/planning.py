@@ -19,7 +19,7 @@ FAULTS = [
     ),
     Fault(
         "fill-values-are-no-structure",
-        "planning/conflict/documents.py",
+        "planning/conflict/components.py",
         '        "_FillValue",\n',
         "",
     ),
@@ -37,13 +37,13 @@ FAULTS = [
     ),
     Fault(
         "true-and-1-are-the-same",
-        "planning/conflict/documents.py",
+        "planning/conflict/components.py",
         "_canonical(was) != _canonical(now):",
         "was != now:",
     ),
     Fault(
         "merged-attributes-lose-mine",
-        "planning/conflict/documents.py",
+        "planning/conflict/components.py",
         "or (key in ours and not both):",
         "or (key in ours and not both and key in base):",
     ),
@@ -91,13 +91,13 @@ FAULTS = [
     ),
     Fault(
         "requests-longer-than-allowed",
-        "planning/tables/resolved_chunks.py",
+        "planning/tables/regions.py",
         "most = max(start + span_bytes, int(reach[first]))",
         "most = max(start + 2 * span_bytes, int(reach[first]))",
     ),
     Fault(
         "large-manifests-are-preloaded",
-        "engine/snapshot/preload.py",
+        "engine/snapshot/read_ahead.py",
         "if refs <= options.max_manifest_size and any(",
         "if any(",
     ),

@@ -31,7 +31,7 @@ FAULTS = [
     ),
     Fault(
         "slices-of-changing-files-are-kept",
-        "serving/slices.py",
+        "serving/answers.py",
         "if containers_of(self._served.repo):",
         "if False:",
     ),
@@ -103,19 +103,19 @@ FAULTS = [
     ),
     Fault(
         "fill-values-are-drawn",
-        "serving/slices.py",
+        "serving/answers.py",
         "decode_timedelta=False, **how",
         "decode_timedelta=False, mask_and_scale=False, **how",
     ),
     Fault(
         "a-slice-reads-any-number-of-chunks",
-        "serving/slices.py",
+        "serving/answers.py",
         "if math.prod(counts) <= MOST_CHUNKS:",
         "if True:",
     ),
     Fault(
         "a-slice-reads-chunks-of-any-size",
-        "serving/slices.py",
+        "serving/answers.py",
         "if size > MOST_CHUNK_BYTES:",
         "if False:",
     ),

@@ -7,13 +7,13 @@ from planted.fault import Fault
 FAULTS = [
     Fault(
         "copy-not-told-that-its-report-was-too-late",
-        "engine/edit/reporting_copies.py",
+        "engine/edit/merge_forks.py",
         "if not _is_there(storage, token):",
         "if not token:",
     ),
     Fault(
         "committed-though-copies-may-go-on",
-        "engine/edit/reporting_copies.py",
+        "engine/edit/merge_forks.py",
         "    if _is_there(storage, token):",
         "    if not token:",
     ),

@@ -7,31 +7,31 @@ from planted.fault import Fault
 FAULTS = [
     Fault(
         "unknown-options-are-passed-over",
-        "spark/options.py",
+        "spark/data_source.py",
         'faults.append(f"option {name[:64]!r} is unknown: {advice}")',
         "pass",
     ),
     Fault(
         "options-may-contradict-each-other",
-        "spark/options.py",
+        "spark/data_source.py",
         "        if {*pair} <= texts.keys():\n",
         "        if False:\n",
     ),
     Fault(
         "options-that-say-what-to-read-are-dropped-by-a-write",
-        "spark/options.py",
+        "spark/data_source.py",
         "    if reads:\n",
         "    if False:\n",
     ),
     Fault(
         "a-double-is-a-label-beyond-its-precision",
-        "spark/cell_values.py",
+        "spark/cell_writer.py",
         "if not _same_numbers(whole, labels).all():",
         "if False:",
     ),
     Fault(
         "far-dates-are-lost-beside-null",
-        "spark/cell_values.py",
+        "spark/cell_writer.py",
         "self.fit.check_beside(values, codes, lambda: self.absent)",
         "pass",
     ),

@@ -43,19 +43,19 @@ FAULTS = [
     ),
     Fault(
         "dry-run-of-an-expiry-expires",
-        "engine/upkeep/expire.py",
+        "engine/upkeep/collect.py",
         "if report.expired and not dry_run:",
         "if report.expired:",
     ),
     Fault(
         "leased-snapshot-of-a-tag-expires",
-        "engine/upkeep/expire.py",
+        "engine/upkeep/collect.py",
         "    if has_expired(whole):",
         "    if has_expired(whole) or whole.tags:",
     ),
     Fault(
         "damaged-chunks-not-found",
-        "engine/upkeep/chunk_ranges.py",
+        "engine/upkeep/verify.py",
         "if crc32c(data) != crc:",
         "if not data:",
     ),
@@ -97,13 +97,13 @@ FAULTS = [
     ),
     Fault(
         "cleaning-counts-compactions-as-versions",
-        "cleaning.py",
+        "engine/upkeep/collect.py",
         "keep_last=kept.keep_last + more)",
         "keep_last=kept.keep_last)",
     ),
     Fault(
         "chunks-of-deleted-arrays-never-freed",
-        "cleaning.py",
+        "engine/upkeep/collect.py",
         "or any(part.node_id not in alive for part in parts)",
         "",
     ),

@@ -139,7 +139,7 @@ FAULTS = [
     ),
     Fault(
         "chunks-that-are-gone-in-icechunk-stay",
-        "engine/edit/import_icechunk.py",
+        "engine/edit/import_references.py",
         "if len(gone) and grid.ndim:",
         "if False:",
     ),
