@@ -420,6 +420,13 @@ def _unzstd(chunks: Chunks, *, size: int) -> Chunks:
     opened = partial(zstandard.ZstdDecompressor().stream_reader, read_across_frames=True)
     found = [opened(data).read(size + 1) for data in chunks]
     _limit(max(map(len, found), default=0), size)
+    for rest in chunks:  # the reader does not say if the last frame is cut off
+        while rest:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            frame.decompress(rest)
+            if not frame.eof:
+                raise InDoubtError
+            rest = frame.unused_data
     return found
 
 

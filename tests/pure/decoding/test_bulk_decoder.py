@@ -10,6 +10,7 @@ import pytest
 import zarr
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numcodecs.zstd import Zstd
 from zarr import codecs as v3
 from zarr.storage import MemoryStore
 
@@ -23,6 +24,8 @@ from zarr_manifests.errors import CorruptObjectError
 pytestmark = pytest.mark.filterwarnings(
     "ignore::zarr.errors.UnstableSpecificationWarning", "ignore::zarr.errors.ZarrUserWarning"
 )
+
+_FRAME = Zstd().encode(bytes(40))
 
 
 class Written:
@@ -111,6 +114,13 @@ def test_damaged_chunks_are_left_to_zarr(written: Written, data: Any) -> None:
     assert written.decoder is not None
     if written.decoder.decode(chunks, out, [0] * out.ndim):
         assert _same(out, written.array[region])
+
+
+@pytest.mark.parametrize("frame", [_FRAME, _FRAME + _FRAME], ids=["one", "two"])
+@pytest.mark.parametrize("tail", [b"(", _FRAME[:4], _FRAME[:-1]], ids=["1", "4", "most"])
+def test_a_frame_that_is_cut_off_behind_another_is_left_to_zarr(frame: bytes, tail: bytes) -> None:
+    assert decoding.decompressed("zstd", frame, 80) == bytes(40) * (len(frame) // len(_FRAME))
+    assert decoding.decompressed("zstd", frame + tail, 120) is None
 
 
 def test_damaged_text_without_axes_is_copied() -> None:
