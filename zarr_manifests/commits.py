@@ -49,7 +49,6 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
 )
 from zarr_manifests.format.nodes import CommitKind
-from zarr_manifests.format.root import shortened
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.admission import (
@@ -272,7 +271,7 @@ class SessionCommits:
         """The metadata of a commit, over what every commit is to have, and its author."""
         own = {} if metadata is None else checked_metadata(metadata)
         context = self.writer.context
-        author = shortened(context.runtime.who())
+        author = context.runtime.who()
         found = dict(context.config.commits.metadata) | own
         return found | ({"author": author} if author and "author" not in found else {})
 

@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 MAX_MS: Final = 253_402_300_799_999
+_WHO_CHARS: Final = 100
 """The last millisecond of the year 9999, the largest date that `datetime` can represent."""
 _POOL_THREADS = 64  # enough to fetch all live deltas of an array at once
 
@@ -306,9 +307,10 @@ def _user_and_host() -> str:
 
 
 def _who() -> str:
-    """The value of `ZARR_MANIFESTS_WHO`, or else user and host."""
+    """The value of `ZARR_MANIFESTS_WHO`, or else user and host; not too long, and valid text."""
     said = os.environ.get("ZARR_MANIFESTS_WHO")
-    return _user_and_host() if said is None else said
+    said = _user_and_host() if said is None else said
+    return said[:_WHO_CHARS].encode("utf-8", "replace").decode()
 
 
 def _clamped(clock: Callable[[], int]) -> int:

@@ -76,7 +76,6 @@ CLONING_KEY: Final = "cloning"
 LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560
-_WHO_CHARS: Final = 100
 _OTHER_COPY_BYTES: Final = 4 * 1024
 FEATURES: Final[tuple[str, ...]] = ()
 """The additions to the format that this package knows."""
@@ -264,11 +263,6 @@ class PendingDeletion:
         raise CorruptObjectError(f"{where}: expected a snapshot's pointer and a count")
 
 
-def shortened(by: str) -> str:
-    """The name of an author, not too long, and valid text."""
-    return by[:_WHO_CHARS].encode("utf-8", "replace").decode()
-
-
 @dataclass(frozen=True, slots=True)
 class LogEntry:
     """One logged operation: what was done to which ref, when, by which commit and by whom."""
@@ -287,10 +281,6 @@ class LogEntry:
         check_texts("root.log", self.operation, self.ref, self.snapshot, self.by)
         if type(self.commit_id) is not bytes:
             raise CorruptObjectError("root.log: invalid commit id")
-
-    def signed(self, by: str) -> LogEntry:
-        """The same entry with that author, shortened and made valid text if need be."""
-        return replace(self, by=shortened(by))
 
     def pack(self) -> list[Any]:
         """As a list for msgpack."""
@@ -513,12 +503,6 @@ class Root(Record):
         while len(log) > 1 and sum(len(one.ref) for one in log) > _LOG_NAMES_BYTES:
             log = log[1:]
         return replace(self, log=log)
-
-    def signed(self, by: str) -> Root:
-        """The same with `by` as author of the operation that makes the next version, if any."""
-        if not self.log or self.log[-1].version != self.version + 1:
-            return self  # the next version logs no operation
-        return replace(self, log=(*self.log[:-1], self.log[-1].signed(by)))
 
     def with_copies(self, known: Mapping[str, bytes], first: str) -> Root:
         """The same with copies of heads and bases while they fit.

@@ -377,8 +377,9 @@ def _root_with(
     """The next root: the branch moved to the snapshot, and the operation logged."""
     what = f"{snapshot.kind}"
     what = f"commit {what}" if version.left is None else leaving(f"amend {what}", version.left)
-    now_ms, at = context.runtime.now_ms(), snapshot_id_of(head.key)
-    entry = LogEntry(root.version + 1, now_ms, what, branch, at, snapshot.commit_id)
+    runtime, at = context.runtime, snapshot_id_of(head.key)
+    by = snapshot.commit_id, runtime.who()
+    entry = LogEntry(root.version + 1, runtime.now_ms(), what, branch, at, *by)
     tip = version.tip or root.branches[branch]
     # An unchanged base keeps its copy in the root.
     stays = tip.base and snapshot.base and tip.base.key == snapshot.base.key

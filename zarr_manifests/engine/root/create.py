@@ -91,9 +91,7 @@ def create_repository(
         now_ms,
         config,
         {branch: Branch(head, None)},
-        log=(
-            LogEntry(1, now_ms, "create", branch, snapshot_id_of(head.key)).signed(runtime.who()),
-        ),
+        log=(LogEntry(1, now_ms, "create", branch, snapshot_id_of(head.key), by=runtime.who()),),
     )
     uploads, proof = (log, snapshot), _proof(storage)
     if proof is None:

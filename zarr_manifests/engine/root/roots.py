@@ -562,9 +562,8 @@ class Roots(RootReader):
         StorageError
             If the storage refused it and the root is unchanged.
         """
-        signed = replace(new, version=at.root.version).signed(self._runtime.who())
         new = replace(
-            signed,
+            new,
             version=at.root.version + 1,
             write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
             written_ms=self._runtime.now_ms(),
@@ -714,7 +713,8 @@ class Roots(RootReader):
             root = self.with_ref(at.root, ref) if ref else at.root
             changed = _hiding(root, change(root), ref)
             what = leaving(operation, _place_of(root, operation, ref)) if leaves else operation
-            entry = LogEntry(version, now_ms, what, ref, snapshot, operation_id)
+            by = operation_id, self._runtime.who()
+            entry = LogEntry(version, now_ms, what, ref, snapshot, *by)
             return changed.with_log(entry).with_copies({}, "main"), operation_id
 
         what = f"{operation} of {ref!r}" if ref else operation

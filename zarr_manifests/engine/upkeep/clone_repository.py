@@ -630,7 +630,7 @@ class _Clone:
         if before is None:
             runtime, version = self.context.runtime, source.version + _AHEAD
             operation, now_ms = runtime.random_bytes(16), runtime.now_ms()
-            entry = LogEntry(version, now_ms, _OPERATION, "", "", operation).signed(runtime.who())
+            entry = LogEntry(version, now_ms, _OPERATION, "", "", operation, runtime.who())
             # Leases, claims and counters of the source are not those of its clone.
             root = Root(
                 source.repository_id,

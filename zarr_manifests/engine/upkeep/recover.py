@@ -307,7 +307,7 @@ def _renewed(
 ) -> Root:
     """The new root, of that version, from an archived one and all its branches."""
     now_ms, operation = runtime.now_ms(), runtime.random_bytes(16)
-    entry = LogEntry(version, now_ms, "recover", "", "", operation).signed(runtime.who())
+    entry = LogEntry(version, now_ms, "recover", "", "", operation, runtime.who())
     pages = {s: refs for s, refs in archived.pages.items() if s not in ("branches", "leases")}
     return replace(
         archived,
