@@ -40,7 +40,7 @@ TIMES = {"once": 1, "three times": 3, "always": 10**9}
 KINDS = {
     "current": "commit", "swap": "commit", "root": "commit", "snapshots": "commit",
     "deltas": "commit", "chunks": "commit", "manifests": "compact", "nodes": "compact",
-    "indexes": "compact", "listing": "collect", "delete": "collect",
+    "indexes": "measure", "listing": "collect", "delete": "collect",
 }  # fmt: skip
 # A store that says of an archive that it is there, and it is not, lies, which `verify` finds out.
 CASES = [
@@ -294,6 +294,7 @@ def site(module_store: Any) -> Iterator[Site]:
 OPERATIONS: dict[str, Callable[[zm.Repository], object]] = {
     "commit": lambda repo: _set(repo, NEW),
     "compact": zm.Repository.compact,
+    "measure": zm.Repository.compute_statistics,
     "collect": lambda repo: repo.garbage_collect(grace=timedelta(0)),
 }
 
