@@ -6,6 +6,7 @@ files; no file is opened here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -163,7 +164,9 @@ def _variable_difference(
         if has.get(key) != due.get(key):
             if key not in has:
                 return f"{name!r} has no {key}", repr(due[key])
-            return f"{name!r} has {key} {has[key]!r}", repr(due[key]) if key in due else "none"
+            return f"{name!r} has {key} {has[key]!r}", repr(
+                due[key]
+            ) if key in due else f"no such {key}"
     if one.codecs != other.codecs:
         return f"the chunks of {name!r} are {one.codecs}", other.codecs
     return None
@@ -179,7 +182,7 @@ def _value_differences(
         a, b = (np.frombuffer(each.values, np.float64) for each in (one, other))
         near = a.shape == b.shape and np.allclose(a, b, rtol=_CLOSE, atol=0.0, equal_nan=True)
         if not (one.values and near):
-            yield f"the values of {name!r} are others", "the same"
+            yield f"the values of {name!r} differ", "other ones"
 
 
 def _tuple(dims: Sequence[str]) -> str:
@@ -250,7 +253,9 @@ def _in_order(
     descends = _descends([labels for _, labels in filled] if there is None else [there])
     step: Callable[[Any, Any], bool] = (lambda a, b: a > b) if descends else (lambda a, b: a < b)
     sound, bad = [], []
-    last, whose = (None, "") if there is None or not len(there) else (there[-1], "what is there")
+    last, whose = None, "what is there"
+    if there is not None and len(there):  # a label that came late may be the last one
+        last = functools.reduce(lambda one, other: other if step(one, other) else one, there)
     for file, labels in sorted(filled, key=lambda each: each[1][0], reverse=descends):
         inside = next((i for i in range(1, len(labels)) if not step(*labels[i - 1 : i + 1])), None)
         if inside is not None:
@@ -268,7 +273,10 @@ def _in_order(
 
 def _descends(found: Sequence[npt.NDArray[Any]]) -> bool:
     long = next((labels for labels in found if len(labels) > 1), None)
-    return long is not None and bool(long[0] > long[-1])
+    if long is None:
+        return False
+    steps = [np.count_nonzero(how(long[1:], long[:-1])) for how in (np.less, np.greater)]
+    return bool(steps[0] > steps[1])
 
 
 def rows_of_labels(there: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | None:

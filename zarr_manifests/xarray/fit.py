@@ -157,7 +157,7 @@ class Fit:
             If some would be read back differently.
         """
         own = xr.Variable(_dims(self.name, values), values, dict(self.given), dict(self.encoding))
-        with np.errstate(all="ignore"), quiet(), _told(self.name):  # what they warn of is checked
+        with np.errstate(all="ignore"), quiet(), told(self.name):  # what they warn of is checked
             encoded = encode_cf_variable(own, name=self.name)
             codes = self.checked(own, encoded).values
         return np.asarray(codes).astype(self.stored or codes.dtype, copy=False)
@@ -238,16 +238,16 @@ class _Comparison:
         # What says how to decode numbers that were given encoded is no part of what was given.
         own = fit.given if given.kind in "biufcS" else {}
         attributes = {key: value for key, value in found.items() if key not in own}
-        told = not {*DECODED_BY, "dtype", "_Encoding"}.isdisjoint(own)
+        means = not {*DECODED_BY, "dtype", "_Encoding"}.isdisjoint(own)
         stored = np.dtype(encoded.dtype) if fit.stored is None else fit.stored
-        with _told(fit.name):  # as a reader does, before it decodes any value
+        with told(fit.name):  # as a reader does, before it decodes any value
             fill = encoded.attrs.get("_FillValue")
             if fit.stored is None and fill is not None:
                 FillValueCoder.decode(FillValueCoder.encode(fill, encoded.dtype), encoded.dtype)
         fill = attributes.get("_FillValue")
         is_nan = isinstance(fill, float | complex) and fill != fill
         plain = (fill is None or is_nan) and _MEANING.isdisjoint(attributes)
-        if plain and not told and given == stored and given.kind in "biufc":
+        if plain and not means and given == stored and given.kind in "biufc":
             return None
         numbers = given.kind in "biufc" and stored.kind in "biufc"
         times = "units" in attributes or "dtype" in attributes
@@ -256,7 +256,7 @@ class _Comparison:
         if any(attributes.get(key) is not None for key in _PACKING):
             step, offset = (float(attributes.get(key) or no) for key, no in _PACKING.items())
             packing = abs(step), abs(offset)
-        with_own = found if told else None
+        with_own = found if means else None
         in_parts = numbers and not times
         return _Comparison(fit.name, attributes, stored, in_parts, packing, asked, with_own)
 
@@ -285,7 +285,7 @@ class _Comparison:
     def _encoded(self, given: npt.NDArray[Any], how: tuple[Any, ...]) -> npt.NDArray[Any]:
         # As a coordinate: of other floats stored as integers xarray warns that they may be NaN.
         own: Any = xr.Variable((self.name,), given, *how)
-        with np.errstate(all="ignore"), _told(self.name):
+        with np.errstate(all="ignore"), told(self.name):
             if given.dtype.kind in "mM" or _are_dates(given):
                 own = own.chunk(name=False)  # else xarray would choose units, block by block
             encoded = encode_zarr_variable(own, name=self.name)
@@ -294,7 +294,7 @@ class _Comparison:
 
     def beside(self, given: npt.NDArray[Any], codes: npt.NDArray[Any]) -> None:
         """Refuse dates that are not read back beside the other ones of which there are codes."""
-        with _told(self.name):
+        with told(self.name):
             read = self._read(codes.astype(self.stored, copy=False), self.attributes)
             if self._differ(given.ravel(), read[: given.size]).any():
                 raise ValueError(
@@ -309,7 +309,9 @@ class _Comparison:
         MisfitError
             If some would be read back differently.
         """
-        if not any(self._compared(*part)[0].any() for part in self._parts(given, codes)):
+        # Of no values, xarray cannot decode the times of every calendar.
+        parts = self._parts(given, codes) if given.size else iter(())
+        if not any(self._compared(*part)[0].any() for part in parts):
             return
         off, read = self._compared(given, codes)
         misfits = [
@@ -337,7 +339,7 @@ class _Comparison:
         self, given: npt.NDArray[Any], codes: npt.NDArray[Any]
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
         """Which values are not read back as given, and what is read."""
-        with np.errstate(all="ignore"), _told(self.name):
+        with np.errstate(all="ignore"), told(self.name):
             stored = codes.astype(self.stored, copy=False)
             read = self._read(stored, self.attributes)
             if self.with_own is not None:
@@ -417,7 +419,8 @@ def _times_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArra
     off = np.ones(given.shape, bool)
     if given.dtype.kind == read.dtype.kind and given.dtype.kind in "mM":
         if given.dtype == read.dtype:
-            off = given.view(np.int64) != read.view(np.int64)  # most are the same; units take long
+            # Most are the same; units take long.
+            off = np.asarray(given.view(np.int64) != read.view(np.int64))
         one, other = (times[off].astype(f"{given.dtype.kind}8[us]") for times in (given, read))
         apart = np.abs(one - other) >= np.timedelta64(1, "s")
         off[off] = (np.isnat(one) != np.isnat(other)) | apart
@@ -474,8 +477,14 @@ def _are_far(dates: npt.NDArray[Any]) -> bool:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Say which variable xarray cannot encode and decode."""
+def told(name: str) -> Iterator[None]:
+    """Say which variable xarray cannot encode and decode.
+
+    Raises
+    ------
+    InvalidArgumentError
+        In place of xarray's errors.
+    """
     try:
         yield
     except ManifestsError:

@@ -396,12 +396,12 @@ class _Ingestion:
         if not self.failed or self.reports:
             return
         told = [*self.failed.values()]
-        more = f"\n  and {len(told) - _LISTED:,} more" if len(told) > _LISTED else ""
-        lines = "".join(f"\n  {file}" for file in told[:_LISTED])
+        more = f"; and {len(told) - _LISTED:,} more" if len(told) > _LISTED else ""
+        lines = "; ".join(map(str, told[:_LISTED]))
         besides = "more " if self.added or self.replaced else ""
         raise InvalidArgumentError(
             f"{count_text(len(told), 'file')} cannot be ingested; nothing {besides}was committed. "
-            f"Give on_error='report' to leave such files out{lines}{more}"
+            f"Give on_error='report' to leave such files out: {lines}{more}"
         )
 
     def _write_all(self, repository: Repository) -> None:
@@ -608,6 +608,8 @@ class _GroupRows:
                 continue
             names = {name, told.get("bounds", name)}
             values = np.concatenate([axis[n].ravel() for axis in axes for n in names & axis.keys()])
+            if values.dtype.kind not in "MO":
+                continue  # the units mean no times
             try:
                 fit_of(name, array.dtype, told).encoded(values)
                 units = units_of_first(values, str(told["units"]), array.dtype)

@@ -66,7 +66,7 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting import meaning_of_bounds
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
-from zarr_manifests.xarray.fit import PACKED_BY
+from zarr_manifests.xarray.fit import PACKED_BY, told
 from zarr_manifests.xarray.parts import DatasetPart, is_virtual
 
 _CHANGED: Final = "the labels that are there have changed"
@@ -106,6 +106,7 @@ class StoredGroup:
         self._store = ManifestStore(contents, read_only=True)
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._likes: dict[str, xr.Variable] = {}
+        self._values: dict[str, npt.NDArray[Any]] = {}
         self.exists = self._group is not None
         is_v3 = self._group is None or V3_DOCUMENT in self._group.documents
         self.zarr_format: Literal[2, 3] = 3 if is_v3 else 2
@@ -151,7 +152,9 @@ class StoredGroup:
 
     def values(self, name: str) -> npt.NDArray[Any]:
         """All stored values of one of its arrays."""
-        return read_here(self.array(name))
+        if name not in self._values:
+            self._values[name] = read_here(self.array(name))
+        return self._values[name]
 
     @cached_property
     def attributes(self) -> dict[str, Mapping[str, Any]]:
@@ -184,7 +187,7 @@ class StoredGroup:
             encoding = {"dtype": dtype} if dtype.kind == "T" else {}
             dims = [str(axis) for axis in range(array.ndim)]
             own = xr.Variable(dims, some, self.decoded_by(name), encoding)
-            with quiet():  # xarray itself warns when it reads
+            with quiet(), told(name):  # xarray itself warns when it reads
                 # Of single bytes, xarray would join those along the last axis.
                 self._likes[name] = decode_cf_variable(name, own, stack_char_dim=False)
         return self._likes[name]
@@ -290,8 +293,8 @@ def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | N
     ------
     InvalidArgumentError
         If units or calendar differ from an existing array's; if values are packed already and the
-        existing ones are not; or if after the append arrays would differ in length, or an index
-        coordinate would not match the existing one.
+        existing ones are not; or if after the append arrays would differ in length, or a
+        coordinate without the dimension would not match the existing one.
     """
     check_lengths(ds, group, append_dim)
     for key, variable in ds.variables.items():
@@ -299,8 +302,9 @@ def check_agreement(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | N
         if name in group.nodes:
             _check_meaning(name, variable.attrs, group.meaning(name))
             in_memory = variable.chunks is None and not is_virtual(variable)
-            if append_dim not in (None, name) and variable.dims == (name,) and in_memory:
-                _check_index(name, variable, group)
+            fixed = append_dim is not None and variable.ndim and append_dim not in variable.dims
+            if fixed and in_memory and (variable.dims == (name,) or key in ds.coords):
+                _check_coordinate(name, variable, group)
 
 
 def check_lengths(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | None) -> None:
@@ -370,8 +374,8 @@ def _meaning(attributes: Mapping[str, Any]) -> tuple[object, str]:
     return (calendar in _SAME_NOW or calendar, found), told
 
 
-def _check_index(name: str, variable: xr.Variable, group: StoredGroup) -> None:
-    """Refuse other labels than the stored ones; floats may be rounded in another way."""
+def _check_coordinate(name: str, variable: xr.Variable, group: StoredGroup) -> None:
+    """Refuse other values than the stored ones; floats may be rounded in another way."""
     if variable.shape != group.meta(name).shape:
         return
     new, old = np.asarray(group.encoded(name, variable).values), group.values(name)

@@ -287,3 +287,41 @@ def test_of_two_at_once_it_is_as_if_one_came_first(
         found.append((made, state))
     result = {2: landed, **({1: done[0]} if done else {})}
     assert any(result == made and holds(below, state) for made, state in found)
+
+
+def test_what_does_not_grow_is_stored_once() -> None:
+    field = np.random.default_rng(0).random((50, 40))
+    fixed = {"lat": (("y", "x"), field), "mask": (("y", "x"), field > 0.5)}
+    repository = zm.create(MemoryStorage())
+    for number in range(2):
+        ds = xr.Dataset({"t": (("time", "y", "x"), field[None] + number)}, {"time": [number]})
+        zm.write(ds.assign(fixed).set_coords("lat"), repository, message="a", append_dim="time")
+    assert repository.diff("main~1", "main").chunks.keys() == {"/t", "/time"}
+    found = opened(repository)
+    np.testing.assert_array_equal(found.lat, field)
+    np.testing.assert_array_equal(found["mask"], field > 0.5)
+    other = ds.assign(mask=(("y", "x"), field > 0.9)).assign_coords(time=[2])
+    zm.write(other, repository, message="b", append_dim="time")
+    np.testing.assert_array_equal(opened(repository)["mask"], field > 0.9)
+
+
+def test_an_append_does_not_replace_coordinates_of_two_dimensions() -> None:
+    ds = xr.Dataset({"t": (("time", "y", "x"), np.zeros((1, 2, 2)))}, {"time": [0]})
+    ds = ds.assign_coords(lat=(("y", "x"), np.arange(4.0).reshape(2, 2)))
+    repository = zm.create(MemoryStorage())
+    zm.write(ds, repository, message="a")
+    later = ds.assign_coords(time=[1], lat=ds.lat + 1)
+    with pytest.raises(InvalidArgumentError, match="the values of 'lat' differ"):
+        zm.write(later, repository, message="b", append_dim="time")
+    zm.write(later.assign_coords(lat=ds.lat * (1 + 1e-9)), repository, append_dim="time")
+    assert opened(repository).sizes["time"] == 2
+
+
+def test_rows_of_another_calendar_are_replaced() -> None:
+    time = xr.date_range("2001-01-01", periods=3, calendar="noleap", use_cftime=True)
+    ds = xr.Dataset({"t": ("time", [1.0, 2.0, 3.0])}, {"time": time})
+    repository = zm.create(MemoryStorage())
+    zm.write(ds, repository, message="a")
+    how: Any = {"append_dim": "time", "on_existing": "replace"}
+    zm.write(ds.isel(time=[1]) * 10, repository, message="b", **how)
+    assert opened(repository).t.values.tolist() == [1.0, 20.0, 3.0]

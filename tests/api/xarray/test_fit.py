@@ -250,3 +250,10 @@ def test_blocks_are_of_the_type_that_dask_was_told() -> None:
     told = xr.apply_ufunc(lambda b: b + 0.5, x, dask="parallelized", output_dtypes=[np.int32])
     with pytest.raises(InvalidArgumentError, match="'t' is computed as"):
         zm.write(told.to_dataset(name="t"), MemoryStorage())
+
+
+@pytest.mark.parametrize("time", [np.datetime64("2026-01-01", "ns"), np.timedelta64("NaT", "ns")])
+def test_times_without_axes_are_written(time: Any) -> None:
+    repository = zm.create(MemoryStorage())
+    zm.write(xr.Dataset({"t": ("x", [1.0])}, {"reference": time}), repository, message="a")
+    np.testing.assert_array_equal(opened(repository).reference, time)

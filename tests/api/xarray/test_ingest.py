@@ -408,3 +408,19 @@ def test_grib_messages(tmp_path: Path) -> None:
     assert len([*raw.iterdir()]) == 3  # cfgrib has left no index beside them
     with pytest.raises(InvalidArgumentError, match="references to GRIB"):
         ingest(SPARK, files, repo, **how, virtual=True)
+
+
+def test_a_day_that_came_late_is_not_ingested_again(tmp_path: Path) -> None:
+    place, how = tmp_path / "r", {"append_dim": "time"}
+    zm.ingest([save(day(n), tmp_path / f"{n}.nc") for n in (0, 1, 3, 4)], place, **how)
+    zm.write(day(2), place, append_dim="time", sort="keep")
+    with pytest.raises(InvalidArgumentError, match="what is there ends at 2024-01-10"):
+        zm.ingest([save(day(3), tmp_path / "again.nc")], place, **how)
+    assert zm.ingest([save(day(5), tmp_path / "5.nc")], place, **how).added
+
+
+def test_units_that_mean_nothing_are_told_with_the_file(tmp_path: Path) -> None:
+    raw = xr.Dataset({"t": ("time", [1.0])}, {"time": ("time", [3], {"units": "hours since 0000"})})
+    raw.to_netcdf(tmp_path / "odd.nc", engine="scipy", unlimited_dims=["time"])
+    report = zm.ingest([tmp_path / "odd.nc"], tmp_path / "r", append_dim="time", on_error="report")
+    assert "unable to decode time units" in str(report)

@@ -43,7 +43,7 @@ def changed(**fields: object) -> VariableFacts:
         (layout(t=changed(meaning=(("units", "degC"),))), ("'t' has units 'degC'", "'K'")),
         (layout(t=changed(codecs="(1,) of >f4")), ("the chunks of 't' are (1,) of >f4", "")),
         (layout(4), ("the dimension 'lat' has length 4", "3")),
-        (layout(lat=FAR), ("the values of 'lat' are others", "the same")),
+        (layout(lat=FAR), ("the values of 'lat' differ", "other ones")),
         (layout(u=T), ("there is a variable 'u'", "none")),
     ],
 )

@@ -59,7 +59,7 @@ FAULTS = [
     Fault(
         "an-append-replaces-the-grid",
         "xarray/stored_group.py",
-        "if append_dim not in (None, name) and variable.dims == (name,) and in_memory:",
+        "if fixed and in_memory and (variable.dims == (name,) or key in ds.coords):",
         "if False:",
     ),
     Fault(
