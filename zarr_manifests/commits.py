@@ -61,7 +61,7 @@ from zarr_manifests.planning.conflict.admission import (
 from zarr_manifests.planning.conflict.appends import Relocation
 from zarr_manifests.planning.conflict.decide import Policy, check_policy
 from zarr_manifests.reports import MergeReport
-from zarr_manifests.store import ManifestStore
+from zarr_manifests.store import ManifestStore, finish_writes
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,6 +121,7 @@ class SessionCommits:
             steps=steps,
         )
         workspace = self.writer.workspace
+        finish_writes()
         with workspace.lock, self._ended_if_done():
             workspace.check_open()
             if step is not None:  # says so before copies are refused, or much is uploaded
@@ -155,6 +156,7 @@ class SessionCommits:
     ) -> str:
         """The id of the snapshot that replaces the branch's head; see `Session.amend`."""
         workspace = self.writer.workspace
+        finish_writes()
         with workspace.lock:
             workspace.check_open()
             self.writer.copies.bring_in(discard=discard_unmerged)

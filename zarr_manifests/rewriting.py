@@ -284,12 +284,13 @@ class _Rewriting:
         run: Run,
     ) -> RewriteReport:
         """Rewrite what is left, and commit it to the branch."""
-        # No compaction may come between the commits that amend each other.
+        # No compaction may come between the commits that amend each other, nor be one of them.
         repository = repositories.open(
             self.repository.storage,
             replace(
                 self.repository.config,
                 compaction=replace(self.repository.config.compaction, mode="manual"),
+                commits=replace(self.repository.config.commits, mode="delta"),
             ),
             virtual_containers=containers_of(self.repository),
         )
@@ -339,7 +340,8 @@ class _Rewriting:
     def _unchanged(self, begun: SnapshotInfo) -> bool:
         """Whether the array is the same as in the snapshot that the rewriting began with."""
         try:
-            diff = self.repository.diff(begun.snapshot_id, self.source.snapshot_id)
+            ends = begun.snapshot_id, self.source.snapshot_id
+            diff = self.repository.diff(*ends, symmetric=False)
         except (InvalidArgumentError, SnapshotExpiredError):
             return False  # another history
         nodes = *diff.created, *diff.updated, *diff.deleted, *diff.moved, *diff.moved.values()

@@ -264,6 +264,11 @@ class _WhereArray:
         is_v2 = V3_DOCUMENT not in node.documents and V2_ARRAY in node.documents
         if stored.dtype.kind not in "biuf" or not (is_v2 or _CF & attributes_of(node).keys()):
             return stored
+        if is_v2 and "_ARRAY_DIMENSIONS" not in attributes_of(node):
+            raise InvalidArgumentError(
+                f"/{node.path} has no _ARRAY_DIMENSIONS, so xarray cannot say what its values "
+                "mean: set this attribute to a list of names"
+            )
         need(f"/{node.path}, which has CF attributes,", "xarray", "xarray")
         like = self._opened.open_store_variable(node.path.rpartition("/")[2])
         return decoded(f"/{node.path}", stored, like.attrs, decode_times=self._decode_times)

@@ -33,7 +33,7 @@ from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.conflict.admission import Txn
 from zarr_manifests.planning.tables.regions import Bounds, Places, ResolvedChunks
 from zarr_manifests.runtime import SYSTEM, Runtime
-from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
+from zarr_manifests.store import ManifestStore, finish_writes, freeze_store, workspace_of
 from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
@@ -421,7 +421,9 @@ class Session:
 
     def discard_changes(self) -> None:
         """Drop all uncommitted changes."""
-        self._writable().writer.discard_changes()
+        writer = self._writable().writer
+        finish_writes()
+        writer.discard_changes()
 
     def close(self) -> None:
         """Refuse further changes, stop background fetches and give up the lease.

@@ -13,12 +13,14 @@ for what it writes, whose changes reach a commit only through `Session.merge`.
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import zarr
 from zarr.abc.store import (
     ByteRequest,
     OffsetByteRequest,
@@ -490,6 +492,15 @@ class ManifestStore(Store):
         if self._supports_sync_io:
             return self._reads.guarded(lambda: call(*args))
         return await asyncio.to_thread(self._reads.guarded, lambda: call(*args))
+
+
+def finish_writes() -> None:
+    """Wait for what Zarr's event loop still does: it goes on after an interrupt of the caller."""
+    loop, thread = zarr.core.sync.loop[0], zarr.core.sync.iothread[0]
+    if loop is None or not loop.is_running() or threading.current_thread() is thread:
+        return
+    if tasks := asyncio.all_tasks(loop):
+        asyncio.run_coroutine_threadsafe(asyncio.wait(tasks), loop).result()
 
 
 def contents_of(store: ManifestStore) -> SessionView:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import batched, chain, product
+from itertools import batched, chain
 from typing import Any, Final
 
 import numpy as np
@@ -115,17 +115,20 @@ def _due(
 ) -> tuple[Iterable[_At], int]:
     """The chunks of the newer array that may differ, in C order, and how many these are."""
     (old, new), (was, now) = views, nodes
-    # Of an array made anew, no log says which chunks are the same; unset ones differ by fill value.
-    if was.node_id != now.node_id or _fill(was) != _fill(now):
-        return product(*map(range, grid.hi)), grid.size
-    delta = net_changes(context, context.roots.read().root, old, new)
-    parts: list[IndexArray] = [
-        delta.embedded.decode(part, data).coords()
-        for part, data in delta.embedded.parts
-        if part.node_id == now.node_id
-    ]
-    if was.documents != now.documents:  # a chunk at the edge may have other cells
-        parts += [t.coords() for v in views if (t := v.chunks(now.node_id)) is not None]
+    if _fill(was) != _fill(now):  # by which chunks differ that neither has
+        return np.ndindex(*grid.hi), grid.size
+    parts: list[IndexArray] = []
+    if was.node_id == now.node_id:
+        delta = net_changes(context, context.roots.read().root, old, new)
+        parts += [
+            delta.embedded.decode(part, data).coords()
+            for part, data in delta.embedded.parts
+            if part.node_id == now.node_id
+        ]
+    # Of an array made anew, no log says which chunks are the same.
+    if was.documents != now.documents or was.node_id != now.node_id:  # or have other cells
+        every = (view.chunks(node.node_id) for view, node in zip(views, nodes, strict=True))
+        parts += [table.coords() for table in every if table is not None]
     if not parts:
         return (), 0
     coords = np.unique(np.concatenate(parts), axis=0)

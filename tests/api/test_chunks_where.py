@@ -240,3 +240,11 @@ def test_statistics_of_chunks_hold_until_values_mean_something_else() -> None:
     assert found.nan.tolist() == [1, 0, 0]
     array.attrs["_FillValue"] = 4.0
     assert len(session.chunk_refs("a", statistics=True)) == 0
+
+
+def test_an_array_that_xarray_cannot_open_is_told() -> None:
+    repo = zm.create(MemoryStorage())
+    with repo.transaction(message="t") as store:
+        zarr.create_array(store, name="t", shape=(6,), chunks=(2,), dtype="i4", zarr_format=2)
+    with pytest.raises(InvalidArgumentError, match="has no _ARRAY_DIMENSIONS"):
+        repo.readonly_session().chunks_where("t", "t > 3")

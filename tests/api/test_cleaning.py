@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
 import zarr_manifests as zm
+from zarr_manifests.errors import StorageFullError
 from zarr_manifests.repository import resolved
 
 CHUNK = 10_000
@@ -93,3 +96,38 @@ def test_chunks_of_a_deleted_array_are_freed(repo: zm.Repository) -> None:
     assert chunks(repo) == 5
     repo.clean(keep=1, grace=NOW)
     assert chunks(repo) == 1
+
+
+def test_a_branch_that_is_deleted_meanwhile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    repo, collect = _overwritten("deleted"), import_module("zarr_manifests.engine.upkeep.collect")
+    repo.create_branch("tmp")
+    repack = collect.repack_chunks
+
+    def late(context: Any, name: str, *rest: Any, **more: Any) -> Any:
+        if name == "tmp":
+            repo.delete_branch("tmp")
+        return repack(context, name, *rest, **more)
+
+    monkeypatch.setattr(collect, "repack_chunks", late)
+    assert repo.clean(keep=1).compacted == ("main",)
+
+
+def test_a_full_disk_is_cleaned_without_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StorageFullError("no space")
+
+    repo = _overwritten("full")
+    monkeypatch.setattr("zarr_manifests.engine.upkeep.collect.repack_chunks", full)
+    report = repo.clean(keep=1, grace=timedelta(0))
+    assert (report.compacted, len(report.expiry.snapshots)) == ((), 4)
+    assert report.deleted > 0
+
+
+def _overwritten(name: str) -> zm.Repository:
+    repo = zm.create(f"memory://overwritten-{name}")
+    with repo.transaction(message="a") as store:
+        zarr.create_array(store, name="a", shape=(4,), chunks=(1,), dtype="i4")[:] = 1
+    for number in range(3):
+        with repo.transaction(message=f"{number}") as store:
+            zarr.open_array(store, path="a")[:] = number + 2
+    return repo

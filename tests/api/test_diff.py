@@ -106,3 +106,12 @@ def test_unset_cells_have_other_values_under_another_fill_value() -> None:
             zarr.open_array(store, path="a")[:4] = 5
     found = repo.diff("main~1", "main", "a", values=True)
     assert (found.cells, found.map.tolist()) == (6, [0, 0, 2, 2, 2])
+
+
+def test_values_of_a_sparse_array_that_was_made_anew() -> None:
+    repo = zm.create(MemoryStorage())
+    how: Any = {"name": "t", "shape": (2**40,), "chunks": (4,), "dtype": "u1", "overwrite": True}
+    for value in (1, 2):
+        with repo.transaction(message="m") as store:
+            zarr.create_array(store, **how)[:4] = value
+    assert repo.diff("main~1", "main", "t", values=True).cells == 4

@@ -275,3 +275,29 @@ def is_muted(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def test_a_write_that_zarr_goes_on_with_is_committed_whole() -> None:
+    class Slow(MemoryStorage):
+        interrupts = False
+
+        def create(self, key: str, data: Any, *, durable: bool = True) -> bool:
+            if self.interrupts and key.startswith("chunks"):
+                self.interrupts = False
+                signal.raise_signal(signal.SIGINT)  # which the waiting main thread gets
+            return super().create(key, data, durable=durable)
+
+    storage = Slow()
+    config = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}
+    repo = zm.create(storage, config)
+    with repo.transaction(message="m") as store:
+        zarr.create_array(store, name="a", shape=(200,), chunks=(1,), dtype="i4")[:] = 1
+    session = repo.writable_session()
+    array = zarr.open_array(session.store, path="a")
+    storage.interrupts = True
+    with pytest.raises(KeyboardInterrupt):
+        array[:] = 2
+    session.commit("after Ctrl-C")
+    assert not session.status()
+    found = zarr.open_array(repo.readonly_session().store, path="a", mode="r")[:]
+    assert np.unique(found).tolist() == [2]

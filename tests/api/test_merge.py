@@ -142,3 +142,20 @@ def test_a_creation_that_was_cherry_picked_conflicts_when_it_is_merged(repo: Rep
         repo.merge("side")
     assert {conflict.path for conflict in caught.value.conflicts} == {"/c"}
     assert values(repo, path="c") == before == [6, 6, 5, 5]
+
+
+def test_an_array_without_chunks_that_was_made_smaller_is_merged_twice() -> None:
+    repo = zm.create(MemoryStorage())
+
+    def commit(branch: str, change: Callable[[Any], object]) -> None:
+        with repo.transaction(branch, message="x") as store:
+            change(store)
+
+    commit("main", lambda s: zarr.create_array(s, name="a", shape=(8,), chunks=(2,), dtype="i4"))
+    repo.create_branch("b")
+    commit("main", lambda s: zarr.open_array(s, path="a").resize((4,)))
+    for name in ("g", "h"):
+        commit("b", lambda s, name=name: zarr.create_group(s, path=name))  # type: ignore[misc]
+        assert repo.merge("b", message=name).commits == 1
+    assert repo.diff("main~3", "main", "a", values=True).cells == 0
+    assert "/a" in repo.diff("b", "main", symmetric=False).updated

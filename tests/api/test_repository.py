@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from zarr_manifests.errors import (
     NotARepositoryError,
     NotFoundError,
     SnapshotExpiredError,
+    StorageError,
     UnsupportedStorageError,
 )
 from zarr_manifests.repository import context_of
@@ -207,3 +209,24 @@ def test_a_branch_at_a_time() -> None:
         at(2_000_000),
         at(1_000_000),
     ]
+
+
+def test_a_read_that_failed_is_no_read_of_the_root() -> None:
+    class Flaky(MemoryStorage):
+        fails = False
+
+        def get_tagged(self, key: str) -> Any:
+            if self.fails:
+                raise StorageError("once")
+            return super().get_tagged(key)
+
+    storage = Flaky()
+    session = zm.create(storage).writable_session()
+    put(session, "a", b"1")
+    repo = zm.open(storage)
+    session.commit("acknowledged")
+    storage.fails = True
+    with pytest.raises(StorageError):
+        repo.writable_session()
+    storage.fails = False
+    assert repo.readonly_session().snapshot_id == session.snapshot_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -168,3 +169,37 @@ def test_values_of_any_type_are_the_same_bytes(data: Any, zarr_format: Any) -> N
     found = zarr.open_array(repo.readonly_session().store, path="t")
     assert (found.metadata.zarr_format, found.chunks) == (zarr_format, chunks)
     assert np.asarray(found[...]).tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("round_bytes", [2**34, 16])
+def test_a_repository_that_rewrites_manifests_at_each_commit(round_bytes: int) -> None:
+    repo = zm.create(f"memory://rewriting-{round_bytes}", {"commits": {"mode": "rewrite"}})
+    with repo.transaction(message="a") as store:
+        zarr.create_array(store, name="a", shape=(40,), chunks=(1,), dtype="i4")[:] = np.arange(40)
+    zm.rewrite_chunks(repo, "a", chunks=(10,), task_bytes=40, round_bytes=round_bytes)
+    found = zarr.open_array(repo.readonly_session().store, path="a", mode="r")
+    assert (found.chunks, found[:].tolist()) == ((10,), [*range(40)])
+    assert repo.list_branches().keys() == {"main"}
+
+
+def test_what_was_begun_on_another_branch_is_begun_anew() -> None:
+    repo = zm.create("memory://rewriting-two-branches")
+    with repo.transaction(message="a") as store:
+        zarr.create_array(store, name="a", shape=(40,), chunks=(1,), dtype="i4")[:] = np.arange(40)
+    repo.create_branch("b")
+    with repo.transaction("b", message="b") as store:
+        zarr.open_array(store, path="a")[3] = 99
+    with repo.transaction(message="unrelated") as store:
+        zarr.create_group(store, path="g")
+    calls = itertools.count()
+
+    def run(task: Any, boxes: Any) -> Any:
+        if next(calls) > 1:
+            raise KeyboardInterrupt
+        return map(task, boxes)
+
+    how: Any = {"chunks": (10,), "task_bytes": 40, "round_bytes": 40}
+    with pytest.raises(KeyboardInterrupt):
+        zm.rewrite_chunks(repo, "a", branch="b", run=run, **how)
+    zm.rewrite_chunks(repo, "a", **how)
+    assert zarr.open_array(repo.readonly_session().store, path="a", mode="r")[3] == 3

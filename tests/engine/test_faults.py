@@ -389,16 +389,25 @@ def test_lost_answer_is_found_in_the_log_or_the_archive(
     assert contents(zm.open(storage).readonly_session())["a/c/8"] == bytes([commits - 1])
 
 
-def test_lost_answer_without_an_archive_is_in_doubt(storage: MemoryStorage) -> None:
+@pytest.mark.parametrize("lost", [1, 32])
+def test_lost_answer_is_in_doubt_only_without_any_archive(
+    storage: MemoryStorage, lost: int
+) -> None:
+    """The log of any of the next 32 versions tells."""
+
     def others() -> None:
         mine = root_of(storage).version
         _commit_others(storage, 40)
-        storage.delete_many([f"root/{mine:020d}"])
+        storage.delete_many([f"root/{version:020d}" for version in range(mine, mine + lost)])
 
     session = zm.open(_Overtaking(storage, others), runtime=RUNTIME).writable_session("main")
     put(session, "a/c/5", b"mine")
-    with pytest.raises(CommitOutcomeUnknownError):
+    if lost == 1:
         session.commit("mine")
+        assert [info.message for info in zm.open(storage).ancestry()].count("mine") == 1
+    else:
+        with pytest.raises(CommitOutcomeUnknownError):
+            session.commit("mine")
 
 
 @pytest.mark.parametrize(

@@ -305,3 +305,17 @@ def test_processes_that_are_killed_lose_nothing_that_was_acknowledged(tmp_path: 
     assert kills >= most_kills / 2
     assert outcomes["refused"] > 0
     assert outcomes["unknown"] > 0
+
+
+def test_a_swap_that_a_lease_came_before_has_failed() -> None:
+    repo = zm.create(MemoryStorage())
+    session = repo.writable_session()
+    zarr.create_group(session.store, path="mine")
+    other = zm.open(repo.storage)
+    with other.lease(other.list_branches()["main"], owner="a reader"):
+        pass
+    for number in range(40):
+        with other.transaction(message=str(number)) as store:
+            zarr.create_group(store, path=f"g{number}")
+    session.commit("on top of all")
+    assert next(repo.ancestry()).message == "on top of all"

@@ -533,6 +533,12 @@ def located(part: DatasetPart, store: ManifestStore) -> dict[str, slice]:
 def _run_of(ds: xr.Dataset, dim: Hashable, group: StoredGroup) -> slice:
     """Where the labels of a dataset are in the group."""
     if dim not in ds.variables:
+        long = {group.sizes(name).get(str(dim)) for name in map(str, ds) if name in group.nodes}
+        if long != {ds.sizes[dim]}:
+            raise InvalidArgumentError(
+                f"region: the dataset has no labels of {dim!r} by which its place is found, and is "
+                f"not as long as the group: give a slice, or add the coordinate {dim!r}"
+            )
         return slice(0, ds.sizes[dim])
     if str(dim) not in group.nodes:
         raise InvalidArgumentError(f"region: the group has no labels of {dim!r}; give a slice")

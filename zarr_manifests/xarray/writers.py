@@ -36,6 +36,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
 from zarr_manifests.planning.conflict.admission import Txn, txn_of
 from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting, aligned_blocks
@@ -368,6 +369,8 @@ def _commit(session: Session, message: str, metadata: Mapping[str, Any], txn: Tx
     workspace = workspace_of(session.store)
     if changes_nothing(workspace):
         if txn is None:
+            # Who has committed it may have been killed before it was durable.
+            workspace.context.storage.sync([ROOT_KEY])
             return session.snapshot_id
         checks = workspace.tip_checks
         session.discard_changes()  # an empty commit, with its mark

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -25,6 +26,8 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
 )
 from zarr_manifests.storage import Storage
+from zarr_manifests.storage.disk import PosixDisk
+from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 
 ENCODING: dict[Any, Any] = {
@@ -325,3 +328,41 @@ def test_rows_of_another_calendar_are_replaced() -> None:
     how: Any = {"append_dim": "time", "on_existing": "replace"}
     zm.write(ds.isel(time=[1]) * 10, repository, message="b", **how)
     assert opened(repository).t.values.tolist() == [1.0, 20.0, 3.0]
+
+
+def test_what_another_may_not_have_made_durable_is_made_durable(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    class Dies(PosixDisk):
+        def rename(self, temp: str, path: str) -> None:
+            super().rename(temp, path)
+            if path.endswith("/current"):
+                raise Killed
+
+    class Counts(PosixDisk):
+        files: list[str] = []  # noqa: RUF012
+
+        def fsync_dir(self, path: str) -> None:
+            self.files.append(path)
+            super().fsync_dir(path)
+
+    how: Any = {"append_dim": "time", "on_existing": "skip"}
+    zm.write(days(0), tmp_path / "r")
+    with pytest.raises(Killed):
+        zm.write(days(1), LocalStorage(tmp_path / "r", disk=Dies()), **how)
+    zm.write(days(1), LocalStorage(tmp_path / "r", disk=Counts()), **how)
+    assert Counts.files
+
+
+def test_a_region_of_a_tree_is_not_guessed() -> None:
+    def tree(times: list[int], value: float) -> xr.DataTree:
+        ds = xr.Dataset({"v": ("time", np.full(len(times), value))}, {"time": times})
+        return xr.DataTree.from_dict({"/": ds, "/sub": ds[["v"]].drop_vars("time")})
+
+    repository = zm.create(MemoryStorage())
+    zm.write(tree([0, 1, 2], 0), repository, message="a")
+    with pytest.raises(InvalidArgumentError, match="no labels of 'time'"):
+        zm.write(tree([2], 9), repository, message="b", region={"time": "auto"})
+    zm.write(tree([0, 1, 2], 7), repository, message="c", region={"time": "auto"})
+    assert opened(repository, group="sub").v.values.tolist() == [7, 7, 7]

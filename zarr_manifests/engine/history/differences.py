@@ -381,7 +381,7 @@ def _touched(
     for node_id in cut:
         existing = (old.chunks(node_id), new.chunks(node_id))
         found.setdefault(node_id, []).extend(t.coords() for t in existing if t is not None)
-    places = {node_id: distinct(coords) for node_id, coords in found.items()}
+    places = {node_id: distinct(coords) for node_id, coords in found.items() if coords}
     return {node_id: coords for node_id, coords in places.items() if len(coords)}
 
 

@@ -27,7 +27,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -52,6 +52,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.records import MAGIC, MAX_ROOT_BYTES, BlobRef
 from zarr_manifests.format.root import (
     CLONING_KEY,
+    LOG_TAIL,
     ROOT_KEY,
     WRITE_ID_BYTES,
     Branch,
@@ -244,13 +245,14 @@ class RootReader:
             If it is damaged.
         """
         self._runtime.checkpoint("root.read")
-        self._read_at = _Swaps.done
+        began = _Swaps.done
         try:
             tagged = self._storage.get_tagged(ROOT_KEY)
         except ObjectNotFoundError as error:
             hint = instead(self._storage) or f"{error}; make one with zm.create, or check the path"
             raise NotARepositoryError(f"no repository at {self._storage.url}: {hint}") from error
         if self._latest is not None and tagged.token == self._latest.token:
+            self._read_at = began  # a read that fails leaves it
             return self._latest
         try:
             root = Root.from_object(tagged.data)
@@ -260,6 +262,7 @@ class RootReader:
                 "`zm.recover` and `zarr-manifests recover` make a new one from an archive"
             ) from error
         self._check_repository(root, ROOT_KEY)
+        self._read_at = began
         return self._seen(RootAt(root, tagged.token))
 
     def archived(self, version: int) -> Root:
@@ -619,7 +622,7 @@ class Roots(RootReader):
         if not ours and rolled:
             # The log no longer reaches back to the version we tried to make.
             try:
-                ours = self.archived(new.version).write_id == new.write_id
+                ours = self._is_logged(new.version, operation)
             except ManifestsError as error:
                 reason = f"version {new.version} was overtaken and its archive is unreadable"
                 raise self._unknown(operation, reason) from error
@@ -631,6 +634,18 @@ class Roots(RootReader):
         except StorageError as error:
             raise self._unknown(operation, "it is visible but may not be durable") from error
         return found
+
+    def _is_logged(self, version: int, operation: bytes) -> bool:
+        """Whether the operation made that version, as the first archive since that can tell says.
+
+        A swap of leases is not archived.
+        """
+        for later in range(version, version + LOG_TAIL):
+            with suppress(ObjectNotFoundError):
+                log = self.archived(later).log
+                if log and log[0].version <= version:
+                    return any(entry.commit_id == operation for entry in log)
+        raise ObjectNotFoundError(f"no archive tells of version {version}")
 
     def _unknown(self, operation: bytes, reason: str) -> CommitOutcomeUnknownError:
         return CommitOutcomeUnknownError(

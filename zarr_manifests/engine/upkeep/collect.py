@@ -40,6 +40,7 @@ import logging
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -64,7 +65,13 @@ from zarr_manifests.engine.root.epochs import check_collector, claimed
 from zarr_manifests.engine.root.roots import RootAt, RootReader, opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, UnsupportedFormatError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    NotFoundError,
+    ObjectNotFoundError,
+    StorageFullError,
+    UnsupportedFormatError,
+)
 from zarr_manifests.format.chunk_table import RefKind, native_keys
 from zarr_manifests.format.nodes import CommitKind
 from zarr_manifests.format.records import BlobRef
@@ -682,18 +689,23 @@ def clean(
     now_ms = context.runtime.now_ms()
     kept = retention(context.config.snapshots, now_ms, by_count, by_age, None)
     grace_ms = milliseconds(grace, "grace")
-    due = expire(context, kept, dry_run=True)
-    compacted = tuple(name for name, count in due.kept.items() if _holds(context, name, count))
+    due, compacted = expire(context, kept, dry_run=True), list[str]()
+    for name, count in due.kept.items():
+        # Others may have deleted the branch. On a full disk, there is room after the collection.
+        with suppress(NotFoundError, StorageFullError):
+            if not _holds(context, name, count):
+                continue
+            if not dry_run:
+                repack_chunks(context, name, _MIN_LIVE, dry_run=False)
+                compact(context, name, "full", dry_run=False)
+            compacted.append(name)
     if not dry_run:
-        for name in compacted:
-            repack_chunks(context, name, _MIN_LIVE, dry_run=False)
-            compact(context, name, "full", dry_run=False)
         if kept.keep_last is not None and kept.keep_last > 1:  # compactions are no versions
             more = max((_compactions(context, name) for name in compacted), default=0)
             kept = replace(kept, keep_last=kept.keep_last + more)
         due = expire(context, kept, dry_run=False)
     found = collect(context, grace_ms, dry_run=dry_run)
-    return replace(found, expiry=due, compacted=compacted)
+    return replace(found, expiry=due, compacted=tuple(compacted))
 
 
 def _holds(context: Context, branch: str, kept: int) -> bool:
@@ -708,8 +720,10 @@ def _holds(context: Context, branch: str, kept: int) -> bool:
 
 def _compactions(context: Context, branch: str) -> int:
     """How many of the newest snapshots of a branch are compactions."""
-    newest = ancestors(context, _head(context, branch).ref)
-    return sum(1 for _ in takewhile(lambda each: each[1].kind is CommitKind.REWRITE, newest))
+    with suppress(NotFoundError):
+        newest = ancestors(context, _head(context, branch).ref)
+        return sum(1 for _ in takewhile(lambda each: each[1].kind is CommitKind.REWRITE, newest))
+    return 0
 
 
 def _head(context: Context, branch: str) -> SnapshotView:
