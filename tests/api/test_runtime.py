@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -42,11 +44,19 @@ def test_calls_may_be_made_side_by_side_in_turn() -> None:
     assert run(code) == "True\n"
 
 
-def test_who_is_interrupted_waits_for_what_has_begun_and_begins_no_more() -> None:
+def test_who_is_interrupted_waits_for_what_has_begun_and_begins_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     others_go, begun, ended = threading.Event(), list[int](), list[int]()
+    cancelled, cancel = itertools.count(), Future.cancel
+
+    def counted(future: Future[None]) -> bool:
+        done = cancel(future)
+        if next(cancelled) >= len(others):
+            others_go.set()
+        return done
 
     def interrupted() -> None:  # on the calling thread, which has handed over the others
-        others_go.set()
         raise KeyboardInterrupt
 
     def other(number: int) -> None:
@@ -55,6 +65,7 @@ def test_who_is_interrupted_waits_for_what_has_begun_and_begins_no_more() -> Non
         ended.append(number)
 
     others = [partial(other, number) for number in range(2_000)]
+    monkeypatch.setattr(Future, "cancel", counted)
     with pytest.raises(KeyboardInterrupt):
         SYSTEM.parallel([interrupted, *others])
     at_the_end = len(begun), len(ended)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -26,8 +25,6 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
 )
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.disk import PosixDisk
-from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 
 ENCODING: dict[Any, Any] = {
@@ -330,29 +327,18 @@ def test_rows_of_another_calendar_are_replaced() -> None:
     assert opened(repository).t.values.tolist() == [1.0, 20.0, 3.0]
 
 
-def test_what_another_may_not_have_made_durable_is_made_durable(tmp_path: Path) -> None:
-    class Killed(BaseException):
-        pass
+def test_what_another_may_not_have_made_durable_is_made_durable() -> None:
+    class Synced(MemoryStorage):
+        keys: tuple[str, ...] = ()
 
-    class Dies(PosixDisk):
-        def rename(self, temp: str, path: str) -> None:
-            super().rename(temp, path)
-            if path.endswith("/current"):
-                raise Killed
+        def sync(self, keys: Any) -> None:
+            self.keys = (*self.keys, *keys)
 
-    class Counts(PosixDisk):
-        files: list[str] = []  # noqa: RUF012
-
-        def fsync_dir(self, path: str) -> None:
-            self.files.append(path)
-            super().fsync_dir(path)
-
-    how: Any = {"append_dim": "time", "on_existing": "skip"}
-    zm.write(days(0), tmp_path / "r")
-    with pytest.raises(Killed):
-        zm.write(days(1), LocalStorage(tmp_path / "r", disk=Dies()), **how)
-    zm.write(days(1), LocalStorage(tmp_path / "r", disk=Counts()), **how)
-    assert Counts.files
+    storage = Synced()
+    zm.write(days(0), storage)
+    storage.keys = ()
+    zm.write(days(0), storage, append_dim="time", on_existing="skip")
+    assert storage.keys == ("current",)
 
 
 def test_a_region_of_a_tree_is_not_guessed() -> None:
