@@ -278,16 +278,17 @@ def is_muted(frame: FrameType | None) -> bool:
 
 
 def test_a_write_that_zarr_goes_on_with_is_committed_whole() -> None:
-    class Slow(MemoryStorage):
-        interrupts = False
+    class Interrupts(MemoryStorage):
+        interrupts, commits = False, threading.Event()
 
         def create(self, key: str, data: Any, *, durable: bool = True) -> bool:
             if self.interrupts and key.startswith("chunks"):
                 self.interrupts = False
-                signal.raise_signal(signal.SIGINT)  # which the waiting main thread gets
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                self.commits.wait()
             return super().create(key, data, durable=durable)
 
-    storage = Slow()
+    storage = Interrupts()
     config = {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0}
     repo = zm.create(storage, config)
     with repo.transaction(message="m") as store:
@@ -297,6 +298,7 @@ def test_a_write_that_zarr_goes_on_with_is_committed_whole() -> None:
     storage.interrupts = True
     with pytest.raises(KeyboardInterrupt):
         array[:] = 2
+    storage.commits.set()
     session.commit("after Ctrl-C")
     assert not session.status()
     found = zarr.open_array(repo.readonly_session().store, path="a", mode="r")[:]
