@@ -691,14 +691,16 @@ def clean(
     grace_ms = milliseconds(grace, "grace")
     due, compacted = expire(context, kept, dry_run=True), list[str]()
     for name, count in due.kept.items():
-        # Others may have deleted the branch. On a full disk, there is room after the collection.
-        with suppress(NotFoundError, StorageFullError):
+        try:
             if not _holds(context, name, count):
                 continue
             if not dry_run:
                 repack_chunks(context, name, _MIN_LIVE, dry_run=False)
                 compact(context, name, "full", dry_run=False)
             compacted.append(name)
+        except (NotFoundError, StorageFullError) as error:
+            # Others have deleted the branch; or there is room after the collection, for the next.
+            _LOG.warning("branch %s of %s is not compacted: %s", name, context.storage.url, error)
     if not dry_run:
         if kept.keep_last is not None and kept.keep_last > 1:  # compactions are no versions
             more = max((_compactions(context, name) for name in compacted), default=0)
