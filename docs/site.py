@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from griffe import Class, Expr, ExprName, Extension, Module
+from griffe import Class, Decorator, Expr, ExprName, Extension, Module
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
@@ -28,20 +28,21 @@ FETCHED = re.compile(
     r"""|(?:@import\s+|\burl\()["']?(?:https?:)?//[^\s"')]*""",
     re.IGNORECASE,
 )
+STRUCTS = ("msgspec.Struct", "zarr_manifests.config.sections.Section")
+DATACLASS = ExprName("dataclasses.dataclass")
 
 
-class Dataclasses(Extension):
-    """Show classes of `zarr_manifests.records` as the dataclasses they are."""
+class Structs(Extension):
+    """Show structs as dataclasses, whose signatures the site knows how to make."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         due: list[Module | Class] = [pkg]
         while due:
             scope = due.pop()
             due += [inner for inner in scope.members.values() if isinstance(inner, Module | Class)]
-            for decorator in getattr(scope, "decorators", []):
-                used = decorator.value
-                if isinstance(used, Expr) and used.canonical_path.endswith("records.dataclass"):
-                    used.function = ExprName("dataclasses.dataclass")
+            bases = [base for base in getattr(scope, "bases", ()) if isinstance(base, Expr)]
+            if isinstance(scope, Class) and any(b.canonical_path in STRUCTS for b in bases):
+                scope.decorators.append(Decorator(DATACLASS, lineno=None, endlineno=None))
 
 
 # Notebooks are run in a copy: they write beside themselves.

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import zarr
+from msgspec.structs import replace
 
 from zarr_manifests.engine.commit.commit_changes import (
     CommitRequest,

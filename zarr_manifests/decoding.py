@@ -21,7 +21,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import batched, pairwise, product
 from typing import Any, Final
@@ -29,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import zstandard
+from msgspec import Struct
 from numcodecs import blosc
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, ManifestsError
@@ -89,8 +89,7 @@ class _UnknownError(ValueError):
     """A codec, or a way to use it, that is not known here."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shards:
+class _Shards(Struct, frozen=True):
     """Where the inner chunks of a shard are.
 
     Parameters
@@ -141,8 +140,7 @@ class _Shards:
         return np.frombuffer(data, "<u8").reshape(-1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class BulkDecoder:
+class BulkDecoder(Struct, frozen=True):
     """Decodes stored chunks of one array. Made by `BulkDecoder.of`.
 
     Parameters

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from zarr_manifests.texts import plain_text
 
@@ -72,8 +73,7 @@ class ConflictKind(StrEnum):
     """The branch was moved or reset, or its history has expired."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(Struct, frozen=True):
     """One place where changes of two writers conflict.
 
     Parameters

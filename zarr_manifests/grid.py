@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import le, lt
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
 
@@ -44,8 +44,7 @@ def taken(coords: IndexArray, rows: IndexArray) -> IndexArray:
     return coords[rows]
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Struct, frozen=True):
     """A half-open box of chunk coordinates, `lo <= coordinate < hi` on each axis.
 
     Parameters

@@ -20,12 +20,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError, UnsupportedFormatError
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray, grid_shape
@@ -132,8 +133,7 @@ def document_path(key: str) -> str | None:
     return path if name in DOCUMENTS and not key.startswith("/") else None
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkKeys:
+class ChunkKeys(Struct, frozen=True):
     """A chunk key encoding of Zarr: `default` (`c/0/1`) or `v2` (`0.1`), with its separator."""
 
     kind: Literal["default", "v2"]
@@ -229,13 +229,11 @@ def _numbers_at(
     return values, valid
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMeta:
+class GroupMeta(Struct, frozen=True):
     """A parsed group document."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayMeta:
+class ArrayMeta(Struct, frozen=True):
     """The part of an array's document that decides where its chunks are.
 
     Parameters
@@ -255,13 +253,13 @@ class ArrayMeta:
     chunk_shape: Coords
     chunk_keys: ChunkKeys
     dimension_names: tuple[str | None, ...] | None = None
-    checks_itself: bool = field(default=False, repr=False, compare=False)
-    grid: Box = field(init=False, repr=False, compare=False)
+    checks_itself: bool = False
+    grid: Box = Box((), ())
     """All chunk coordinates of the array."""
 
     def __post_init__(self) -> None:
         grid = Box((0,) * len(self.shape), grid_shape(self.shape, self.chunk_shape))
-        object.__setattr__(self, "grid", grid)
+        force_setattr(self, "grid", grid)
 
     def same_chunking(self, other: object) -> bool:
         """Whether a chunk coordinate has the same key and the same cells in both."""

@@ -17,15 +17,16 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from zarr_manifests.runtime import ForkSafeLock
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
+class Metrics(Struct, frozen=True):
     """Counts of what a repository object, its sessions and stores did so far in this process.
 
     Subtract earlier metrics to get the counts in between. Storage requests are counted as calls,
@@ -120,7 +121,7 @@ class Metrics:
         return Metrics(**{name: n - before[name] for name, n in self.to_dict().items()})
 
 
-_NAMES: Final = tuple(field.name for field in fields(Metrics))
+_NAMES: Final = Metrics.__struct_fields__
 
 
 class Meter:

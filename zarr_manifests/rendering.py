@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
+from msgspec import Struct
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -111,7 +111,7 @@ def _listed(name: str, values: Any) -> Iterator[RenderableType]:
     first = [*islice(values.items() if isinstance(values, Mapping) else values, _MOST_ROWS)]
     if isinstance(values, Mapping):
         yield fact_table((str(key), shown(str(key), one)) for key, one in first)
-    elif is_dataclass(first[0]) and not says(first[0]):
+    elif isinstance(first[0], Struct) and not says(first[0]):
         rows = [dict(parts_of(one)) for one in first]
         used = [key for key in rows[0] if any(row[key] not in (None, "", ()) for row in rows)]
         right = [key for key in used if all(isinstance(row[key], int | float) for row in rows)]
@@ -157,7 +157,7 @@ def shown(name: str, value: Any) -> str:
         return (" x " if "shape" in name else ", ").join(shown("", length) for length in value)
     if isinstance(value, Mapping):
         value = ", ".join(f"{key}: {shown(str(key), one)}" for key, one in value.items())
-    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+    if isinstance(value, tuple) and value and isinstance(value[0], Struct):
         return f"{len(value):,}"
     if isinstance(value, tuple | list):
         value = ", ".join(shown(name, one) for one in value)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.texts import parts_of, plain_text
@@ -68,8 +69,7 @@ class Report:
         return html(type(self).__name__, self.__rich__())
 
 
-@dataclass(frozen=True, slots=True)
-class Problem(Report):
+class Problem(Report, Struct, frozen=True):
     """One thing that is wrong: the key of an object or the URL of a file, and what is wrong."""
 
     key: str

@@ -14,10 +14,11 @@ import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
+
+from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.display import html_page

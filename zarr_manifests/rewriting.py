@@ -15,13 +15,14 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
 import zarr
 import zarr.storage
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
@@ -263,8 +264,7 @@ def _estimate(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Rewriting:
+class _Rewriting(Struct, frozen=True):
     """An array that is being rewritten, and the branch that keeps what is done."""
 
     repository: Repository

@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 MAX_MS: Final = 253_402_300_799_999
 _WHO_CHARS: Final = 100
@@ -318,8 +320,7 @@ def _clamped(clock: Callable[[], int]) -> int:
     return min(max(clock(), 0), MAX_MS)
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(Struct, frozen=True):
     """Clock, randomness, jitter, threads and yield points, passed in.
 
     Parameters
@@ -370,7 +371,7 @@ class Runtime:
 
     def __post_init__(self) -> None:
         if getattr(self.now_ms, "func", None) is not _clamped:
-            object.__setattr__(self, "now_ms", partial(_clamped, self.now_ms))
+            force_setattr(self, "now_ms", partial(_clamped, self.now_ms))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         return "SYSTEM" if self is SYSTEM else super().__reduce__()

@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import zarr
+from msgspec import Struct
 
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, note_unchanged
@@ -389,8 +389,7 @@ def decoded(
 # --- stored chunks -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _StoredChunks:
+class _StoredChunks(Struct, frozen=True, eq=False):
     """The stored chunks of an array in a region.
 
     Parameters

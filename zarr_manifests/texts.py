@@ -11,7 +11,6 @@ import reprlib
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from datetime import datetime
 from difflib import get_close_matches
 from heapq import nlargest, nsmallest
@@ -183,7 +182,7 @@ def totals_text(totals: Mapping[str, int]) -> str:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The fields and properties of a dataclass, by name."""
-    names = [field.name for field in fields(value)]
+    """The fields and properties of a struct, by name."""
+    names = [*value.__struct_fields__]
     names += [name for name, found in vars(type(value)).items() if isinstance(found, property)]
     return ((name, getattr(value, name)) for name in names if name not in _TOO_LARGE)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import batched, chain
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import zarr
+from msgspec import Struct
 
 from zarr_manifests.decoding import readable
 from zarr_manifests.engine.history.differences import net_changes
@@ -147,8 +147,7 @@ def _region(at: Sequence[int], chunk: Sequence[int], shape: Sequence[int]) -> tu
     return tuple(slice(min(i * n, end), min((i + 1) * n, end)) for i, n, end in places)
 
 
-@dataclass(frozen=True, slots=True)
-class _Changed:
+class _Changed(Struct, frozen=True):
     """What differs in one chunk; differences are of cells that are numbers on both sides."""
 
     cells: int

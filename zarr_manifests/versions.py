@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
 
@@ -33,8 +34,7 @@ _LEAST: Final = 6
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class VersionName:
+class VersionName(Struct, frozen=True):
     """A version as it is written, taken apart.
 
     Parameters
@@ -94,8 +94,7 @@ class VersionName:
         return cls(MAIN if name == HEAD else name, at_ms, back)
 
 
-@dataclass(frozen=True, slots=True)
-class RefName:
+class RefName(Struct, frozen=True):
     """A branch or tag, as a name of its snapshot.
 
     Parameters

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import zarr
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from zarr_manifests import Repository

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAliasType
@@ -19,6 +20,7 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.protocol import ReadsInto
 
+REFERENCE = Path(__file__).parents[2] / "docs/reference"
 PUBLIC = [
     "zarr_manifests",
     "zarr_manifests.bulk",
@@ -50,8 +52,15 @@ def own_members(kind: type) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_module_has_a_page_of_its_docstrings(name: str) -> None:
-    page = Path(__file__).parents[2] / f"docs/reference/{name.rpartition('.')[2]}.md"
+    page = REFERENCE / f"{name.rpartition('.')[2]}.md"
     assert page.read_text(encoding="utf-8") == f"# {name}\n\n::: {name}\n"
+
+
+def test_no_page_of_docstrings_is_empty() -> None:
+    """The site shows what a module's `__all__` names."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
+    for name in re.findall(r"^::: (\S+)$", pages, re.MULTILINE):
+        assert importlib.import_module(name).__all__
 
 
 def has_docstring(kind: type | None, name: str, value: Any) -> bool:

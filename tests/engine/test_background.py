@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
 
 import pytest
 import zarr
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from storages import Fault, FaultyStorage

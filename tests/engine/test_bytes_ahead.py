@@ -5,12 +5,12 @@ What runs in the background runs at once, so that counts depend on neither threa
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from storages import CountingStorage, LatencyStorage

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from filled import NOW, Clock, fill, line, make, opened, read, runtime_of, write

@@ -11,11 +11,11 @@ import copy
 import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from zarr.core.sync import sync
 
 import zarr_manifests as zm

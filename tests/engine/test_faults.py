@@ -12,7 +12,7 @@ import itertools
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import zarr
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from effort import chosen

@@ -13,7 +13,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
 from functools import reduce
 from itertools import islice
 from operator import getitem
@@ -27,6 +26,7 @@ import zarr
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from effort import examples

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import zarr
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from storages import CountingStorage

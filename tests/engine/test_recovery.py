@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 
 import pytest
 import zarr
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from filled import NOW, fill, make, opened, read

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from msgspec.structs import replace
 from zarr.core.sync import sync
 
 import zarr_manifests as zm

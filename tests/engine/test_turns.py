@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import zarr
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from zarr_manifests import Repository

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
+from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 import zarr_manifests as zm

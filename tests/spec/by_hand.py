@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from zarr_manifests.config import Config
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef

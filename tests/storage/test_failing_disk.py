@@ -13,13 +13,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from inside import close_files

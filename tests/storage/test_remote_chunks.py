@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from msgspec import structs
 
 import zarr_manifests as zm
 from zarr_manifests.errors import (
@@ -292,7 +293,7 @@ def test_a_hostile_ref_does_not_leave_its_container(small_store: Any) -> None:
     reader = VirtualReader(contents.context.containers)
     small_store.requests.clear()
     for path in ("s3://bucket/raw/../secret", "s3://bucket/raw/%2e%2e/secret", "s3://u:p@bucket/a"):
-        source = replace(Containers().source_at("s3://bucket/x"), path=path)
+        source = structs.replace(Containers().source_at("s3://bucket/x"), path=path)
         with pytest.raises(VirtualContainerError):
             reader.read(VirtualRef(source, 0, 4), 0, 4)
     assert small_store.requests == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from zarr_manifests.runtime import SYSTEM, Runtime, one_by_one
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
 from zarr.core.buffer import cpu
 
 from zarr_manifests import Fork, Repository, Session

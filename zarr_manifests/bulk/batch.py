@@ -19,13 +19,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 from zarr.abc.codec import GetResult
 from zarr.abc.store import Store
 from zarr.core.array_spec import ArraySpec
@@ -105,8 +106,7 @@ class LazyPath(StorePath):
         return LazyPath(self.store, f"{self.joined}/{other}" if self.joined else other)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Chunks of one array, all of one shape, and what of them is read or written.
 
     Parameters

@@ -13,11 +13,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, get_args, get_origin
 
 import typer
+from msgspec import Struct
 from rich.text import Text
 
 import zarr_manifests as zm
@@ -241,8 +241,7 @@ class ReaderGoneError(Exception):
     """Nobody reads the output any more, as after `| head`: the application ends, and well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """A result that is not the same for programs as for people.
 
     Parameters

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Final
+
+from msgspec import Struct
 
 from zarr_manifests.config.manifest_sets import ChunkManifests as ChunkManifests
 from zarr_manifests.config.manifest_sets import ManifestSet as ManifestSet
@@ -54,8 +55,7 @@ def _is_label_value(value: Any) -> bool:
     return type(value) in (int, float, bool) and -(2**63) <= value < 2**63  # which no NaN is
 
 
-@dataclass(frozen=True, slots=True)
-class Commits(Section):
+class Commits(Section, frozen=True):
     """How commits are made.
 
     Parameters
@@ -93,8 +93,7 @@ _SHARE: Final = Scalar(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Compaction(Section):
+class Compaction(Section, frozen=True):
     """When deltas are brought together, and how much of the base is written again for it.
 
     Deltas become *runs* (a minor compaction), and what has piled up for a leaf of the base is
@@ -131,8 +130,7 @@ class Compaction(Section):
     async_threads: Annotated[int, whole(1, 64)] = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Cache(Section):
+class Cache(Section, frozen=True):
     """How much metadata is kept in memory by whoever opens the repository and does not say.
 
     Parameters
@@ -172,8 +170,7 @@ _FOLDER: Final = Scalar(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CacheOptions(Section):
+class CacheOptions(Section, frozen=True):
     """What a repository object may keep of what it has read.
 
     Parameters
@@ -270,8 +267,7 @@ class _Duration(Kind):
         return f"{seconds}s"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshots(Section):
+class Snapshots(Section, frozen=True):
     """What `Repository.expire_snapshots` keeps by default: what either of the two options says.
 
     Parameters
@@ -301,8 +297,7 @@ _URL: Final = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SavedContainer(Section):
+class SavedContainer(Section, frozen=True):
     """A place of virtual chunks that is saved with the repository, without secrets.
 
     It takes effect only for those who open the repository with `authorize=[name]`.
@@ -340,8 +335,7 @@ class SavedContainer(Section):
     anonymous: Annotated[bool, YES_NO] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """Options of a repository.
 
     Parameters
@@ -387,11 +381,11 @@ class Config:
     pack_chunk_bytes: Annotated[int, whole(0, 67_108_864)] = 262_144
     pack_bytes: Annotated[int, whole(1, 1_073_741_824)] = 8_388_608
     spill_refs: Annotated[int, whole(1, 1_000_000_000)] = 4_000_000
-    commits: Commits = field(default=Commits())
-    compaction: Compaction = field(default=Compaction())
-    cache: Cache = field(default=Cache())
-    chunk_manifests: ChunkManifests = field(default=ChunkManifests())
-    snapshots: Snapshots = field(default=Snapshots())
+    commits: Commits = Commits()
+    compaction: Compaction = Compaction()
+    cache: Cache = Cache()
+    chunk_manifests: ChunkManifests = ChunkManifests()
+    snapshots: Snapshots = Snapshots()
     virtual_containers: Annotated[
         tuple[SavedContainer, ...], ListOf(Nested(SavedContainer), most=64)
     ] = ()

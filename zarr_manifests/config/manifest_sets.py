@@ -12,11 +12,12 @@ there; every regular expression compiles, to an automaton whose time is linear i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final
 
 import re2
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from zarr_manifests.config.sections import (
     ANY_NAME,
@@ -129,8 +130,7 @@ class PathEntry(Regex):
         return {"path": value}
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestSet:
+class ManifestSet(Struct, frozen=True):
     """A group of manifests, and what they may hold.
 
     Parameters
@@ -242,8 +242,7 @@ def _within(number: int, interval: Interval | None) -> bool:
     return (low is None or low <= number) and (high is None or number <= high)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule(Section):
+class Rule(Section, frozen=True):
     """Sends the arrays that meet all its conditions to a manifest set.
 
     Parameters
@@ -297,8 +296,7 @@ _ALONG: Final = Pairs(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Split(Section):
+class Split(Section, frozen=True):
     """Splits the arrays of some paths into leaves, which are packed one by one.
 
     Parameters
@@ -313,8 +311,7 @@ class Split(Section):
     along: Annotated[tuple[tuple[str | int, int], ...], _ALONG]
 
 
-@dataclass(frozen=True, slots=True)
-class Preload(Section):
+class Preload(Section, frozen=True):
     """Which manifests are fetched in the background when a session opens.
 
     Parameters
@@ -345,8 +342,7 @@ _DEFAULT_SETS: Final = (ManifestSet(_COORDINATES, 50_000), _DEFAULT_SET)
 _DEFAULT_RULES: Final = (Rule(_COORDINATES, ".*", (0, 5_000)),)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkManifests:
+class ChunkManifests(Struct, frozen=True):
     """Which arrays' chunk refs are packed together, split, and preloaded.
 
     Parameters
@@ -382,7 +378,7 @@ class ChunkManifests:
     splitting: Annotated[
         tuple[Split, ...] | None, ListOf(Nested(Split), _MAX_RULES, none="none")
     ] = ()
-    preload: Preload = field(default=Preload())
+    preload: Preload = Preload()
 
     def __post_init__(self) -> None:
         sets: Any = self.sets
@@ -396,9 +392,9 @@ class ChunkManifests:
                 named.append((DEFAULT_SET_NAME, None))
             # By identity: a rule that somebody wrote is never dropped, even if it is the same.
             if self.rules is _DEFAULT_RULES and _COORDINATES not in dict(named):
-                object.__setattr__(self, "rules", ())
+                force_setattr(self, "rules", ())
             between = _faults_between(named, self.rules)
-        object.__setattr__(self, "sets", sets)
+        force_setattr(self, "sets", sets)
         read_options(self, between)
 
     def ordered_sets(self) -> tuple[ManifestSet, ...]:

@@ -1,6 +1,6 @@
 """Options: the values they may have, and how they are read and written.
 
-A *section* is a frozen dataclass. Its fields are annotated with a kind of value, such as
+A *section* is a frozen struct. Its fields are annotated with a kind of value, such as
 `Annotated[int, Whole(1, 64)]`, and its docstring says what each is for. Its `__post_init__` calls
 `read_options`, so none is ever invalid, whether it comes from Python, YAML or a saved root.
 
@@ -13,9 +13,11 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
 from types import NoneType
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields, force_setattr
 
 from zarr_manifests.errors import ConfigError
 from zarr_manifests.texts import hyphened, known_as, shown, spelled
@@ -55,7 +57,6 @@ class Kind(ABC):
         return value
 
 
-@dataclass(frozen=True)
 class Scalar(Kind):
     """A single value.
 
@@ -71,10 +72,14 @@ class Scalar(Kind):
         Whether messages leave out what was given.
     """
 
-    meaning: str
-    sound: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda given: given
-    secret: bool = False
+    def __init__(
+        self,
+        meaning: str,
+        sound: Callable[[Any], bool],
+        convert: Callable[[Any], Any] = lambda given: given,
+        secret: bool = False,
+    ) -> None:
+        self.meaning, self.sound, self.convert, self.secret = meaning, sound, convert, secret
 
     def read(self, given: Any, faults: Faults) -> Any:
         value = self.convert(given)
@@ -204,10 +209,10 @@ class Nested(Kind):
         return given if below is None else below
 
     def rest(self, values: Mapping[str, Any], below: Any) -> dict[str, Any]:
-        """What other fields than these have: as below, or `MISSING` if it has no default."""
+        """What other fields than these have: as below, or `NODEFAULT` if it has no default."""
         options = options_of(self.section).values()
         if below is None:
-            return {each.field: MISSING for each in options if each.default is MISSING}
+            return {each.field: NODEFAULT for each in options if each.default is NODEFAULT}
         rest = {each.field: getattr(below, each.field) for each in options}
         if "sets" in values:
             del rest["rules"]  # they are about the sets below
@@ -218,7 +223,7 @@ class Nested(Kind):
 
 
 class Option(NamedTuple):
-    """A field of a section: its kind, its name and its default, or `dataclasses.MISSING`."""
+    """A field of a section: its kind, its name and its default, or `msgspec.NODEFAULT`."""
 
     kind: Kind
     field: str
@@ -272,19 +277,17 @@ def read_options(section: Any, between: Iterable[str] = ()) -> None:
     faults = Faults([])
     for name, option in options_of(type(section)).items():
         given = getattr(section, option.field)
-        if given is MISSING:
+        if given is NODEFAULT:
             faults.at(name)(f"is missing: expected {option.kind.meaning}")
         elif given is not None or not option.nullable:
-            object.__setattr__(section, option.field, option.kind.read(given, faults.at(name)))
+            force_setattr(section, option.field, option.kind.read(given, faults.at(name)))
     faults.found.extend(between)
     if faults.found:
         raise ConfigError(faults.found)
 
 
-class Section:
+class Section(Struct, frozen=True):
     """A section between whose options nothing can be wrong."""
-
-    __slots__ = ()
 
     def __post_init__(self) -> None:
         read_options(self)

@@ -42,13 +42,13 @@ import re
 import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.records import Fields, pack, unpack
@@ -197,8 +197,7 @@ def check_container_name(name: object) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualSource:
+class VirtualSource(Struct, frozen=True):
     """A file outside the repository.
 
     Parameters
@@ -242,8 +241,7 @@ class VirtualSource:
         return f"virtual://{self.container}/{self.path}" if self.container else self.path
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VirtualSources:
+class VirtualSources(Struct, frozen=True, eq=False):
     """Files outside the repository, as columns.
 
     Parameters
@@ -434,8 +432,7 @@ class RefKind(IntEnum):
     VIRTUAL = 3
 
 
-@dataclass(frozen=True, slots=True)
-class InlineRef:
+class InlineRef(Struct, frozen=True):
     """A chunk whose bytes are in the chunk table."""
 
     data: bytes
@@ -480,8 +477,7 @@ class NativeRef(NamedTuple):
         return chunk_key(self.source, self.number)
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualRef:
+class VirtualRef(Struct, frozen=True):
     """A chunk that is a byte range of a file elsewhere.
 
     Parameters
@@ -531,8 +527,7 @@ _UNSET, _INLINE, _NATIVE, _VIRTUAL = map(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkTable:
+class ChunkTable(Struct, frozen=True, eq=False):
     """Sorted chunk refs of one node inside one box.
 
     Parameters

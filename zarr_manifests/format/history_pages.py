@@ -13,9 +13,11 @@ pages store columns, each column is checked as a whole, and an entry is made whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.nodes import COMMIT_ID_BYTES, CommitKind
@@ -137,8 +139,7 @@ def _columns(fields: Fields, name: str) -> dict[str, Any]:
     return columns
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryEntries(Record):
+class HistoryEntries(Record, frozen=True):
     """HistoryEntries of one or more neighbouring snapshots by column, oldest first.
 
     Parameters
@@ -352,8 +353,7 @@ def _check(sound: bool) -> None:
 _MOST_LEVELS: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryPageRef:
+class HistoryPageRef(Struct, frozen=True):
     """Pointer to a page of entries, or to a page that names further pages.
 
     Parameters
@@ -412,8 +412,7 @@ def _recent(fields: Fields, name: str) -> tuple[bytes, ...]:
     return tuple(recent)
 
 
-@dataclass(frozen=True, slots=True)
-class History(Record):
+class History(Record, frozen=True):
     """What a snapshot says about its ancestors, the parent last.
 
     Parameters
@@ -440,8 +439,7 @@ class History(Record):
         return len(self.recent) + sum(page.count for page in self.pages)
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryPage(MetadataObject):
+class HistoryPage(MetadataObject, frozen=True):
     """HistoryEntries of neighbouring snapshots, or pointers to pages of neighbours; oldest first.
 
     Parameters

@@ -10,11 +10,11 @@ in one node never pays for the other nodes in the manifest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
 
 import msgpack
+from msgspec import Struct
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import MAX_ROWS, ChunkTable
@@ -64,8 +64,7 @@ type Place = tuple[int, int, int, int]
 """Where a table is: offset, length and crc32c of its block in the object, and its number there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """Directory entry of one chunk table: node, box and number of rows."""
 
     node_id: bytes
@@ -110,8 +109,7 @@ def _places(fields: Fields, name: str) -> tuple[Place, ...]:
     return tuple(map(tuple, found))
 
 
-@dataclass(frozen=True)
-class ManifestRef(Record):
+class ManifestRef(Record, frozen=True, dict=True):
     """Pointer to a manifest, with the directory of its tables.
 
     Parameters
@@ -192,8 +190,7 @@ class ManifestRef(Record):
         return BlobRef(self.blob.key, length, crc, offset=offset), number
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """The tables of a block of a manifest, each still encoded."""
 
     tables: tuple[bytes, ...]
@@ -234,8 +231,7 @@ class Block:
         return _ZSTD + packed if smaller else _RAW + raw
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Struct, frozen=True, dict=True):
     """Chunk tables of one or more nodes, each still encoded.
 
     Parameters

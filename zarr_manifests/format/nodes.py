@@ -39,10 +39,12 @@ can always be ignored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from itertools import pairwise
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.manifest import Manifest, ManifestRef
@@ -90,8 +92,7 @@ class Counted:
     """The count is a total, not a change: older counts of the node no longer apply."""
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(Struct, frozen=True):
     """Chunks and bytes of one node: a total, or a change, which may be negative.
 
     `counted` is a sum of the flags in `Counted`.
@@ -175,8 +176,7 @@ _DOCUMENTS: Final = frozenset(DOCUMENTS)
 _BYTES: Final = frozenset({bytes})
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A node of the hierarchy.
 
     Parameters
@@ -204,9 +204,9 @@ class Node:
     node_id: bytes
     kind: NodeKind
     documents: Mapping[str, bytes]
-    meta: ArrayMeta | GroupMeta | None = field(init=False, repr=False, compare=False)
+    meta: ArrayMeta | GroupMeta | None = None
     """The parsed documents; None for an opaque entry."""
-    array: ArrayMeta | None = field(init=False, repr=False, compare=False)
+    array: ArrayMeta | None = None
     """The parsed documents of an array; None for other nodes."""
 
     def __post_init__(self) -> None:
@@ -214,8 +214,8 @@ class Node:
         if self.path:
             check_inside(self.path.removeprefix("/"))  # an opaque entry's begins with one
         meta = parse_documents(self.documents)
-        object.__setattr__(self, "meta", meta)
-        object.__setattr__(self, "array", meta if isinstance(meta, ArrayMeta) else None)
+        force_setattr(self, "meta", meta)
+        force_setattr(self, "array", meta if isinstance(meta, ArrayMeta) else None)
         # Most nodes have one document; checking that one is enough.
         sound = len(self.node_id) == NODE_ID_BYTES and (
             (meta is not None and len(self.documents) == 1)
@@ -255,8 +255,7 @@ class Node:
         raise CorruptObjectError(f"{where}: expected path, id, kind and documents")
 
 
-@dataclass(frozen=True, slots=True)
-class NodePage:
+class NodePage(Struct, frozen=True):
     """Pointer to a page of a base: the nodes in a range of paths, their leaves and counts.
 
     Parameters
@@ -331,8 +330,7 @@ class NodePage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LeafPage:
+class LeafPage(Struct, frozen=True):
     """Pointer to a page of a base: some of the leaves of one large array.
 
     Parameters
@@ -399,8 +397,7 @@ class LeafPage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Base(MetadataObject):
+class Base(MetadataObject, frozen=True):
     """Node table and directory of leaves, or a page of them.
 
     Parameters
@@ -531,8 +528,7 @@ class CommitKind(StrEnum):
     REWRITE = "rewrite"
 
 
-@dataclass(frozen=True, slots=True)
-class Delta(MetadataObject):
+class Delta(MetadataObject, frozen=True):
     """What one commit changed.
 
     Parameters
@@ -558,8 +554,8 @@ class Delta(MetadataObject):
 
     commit_id: bytes
     nodes: tuple[Node, ...] = ()
-    deleted: Mapping[str, bytes] = field(default_factory=dict)
-    truncated: Mapping[bytes, Coords] = field(default_factory=dict)
+    deleted: Mapping[str, bytes] = {}
+    truncated: Mapping[bytes, Coords] = {}
     embedded: Manifest = field(default_factory=lambda: Manifest(()))
     manifests: tuple[ManifestRef, ...] = ()
 
@@ -596,8 +592,7 @@ def _covered(fields: Fields, name: str) -> dict[bytes, Coords | None]:
     return _parse_shapes(fields.items(name), f"{fields.where}.{name}", optional=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Digest(MetadataObject):
+class Digest(MetadataObject, frozen=True):
     """Consecutive deltas, merged.
 
     Parameters
@@ -625,7 +620,7 @@ class Digest(MetadataObject):
     nodes: tuple[Node, ...]
     deleted: Mapping[str, bytes]
     truncated: tuple[Mapping[bytes, Coords], ...]
-    covered: Mapping[bytes, Coords | None] = field(default_factory=dict)
+    covered: Mapping[bytes, Coords | None] = {}
     tables: Manifest = field(default_factory=lambda: Manifest(()))
     of: tuple[int, ...] = ()
 

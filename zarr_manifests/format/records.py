@@ -35,13 +35,14 @@ import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import msgpack
 import numpy as np
 import zstandard
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -443,8 +444,7 @@ def decompress(data: bytes | memoryview, most: int, nbytes: int | None = None) -
 _MEND = "restore it from a backup, or open an older snapshot that does not use it"
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(Struct, frozen=True):
     """A map read from disk, whose accessors check the type and bounds of a field."""
 
     value: Any
@@ -543,8 +543,7 @@ ROOT_COPY_BYTES: Final = 16 * 1024
 MOST_BLOB_BYTES: Final = 2**40
 
 
-@dataclass(frozen=True, slots=True)
-class BlobRef:
+class BlobRef(Struct, frozen=True):
     """Pointer to an immutable metadata object, or to a block in one.
 
     Parameters
@@ -746,10 +745,9 @@ def box_of(lo: list[Any], hi: list[Any], where: str) -> Box:
     return Box(tuple(lo), tuple(hi))
 
 
-class Record:
+class Record(Struct, frozen=True):
     """A value that is a map on disk."""
 
-    __slots__ = ()
     _FIELDS: ClassVar[tuple[Field, ...]]
 
     def pack(self) -> dict[str, Any]:
@@ -767,10 +765,9 @@ class Record:
         return cls(**{attribute: how.parse(fields, name) for name, attribute, how in cls._FIELDS})
 
 
-class MetadataObject(Record):
+class MetadataObject(Record, frozen=True):
     """A record that is an immutable object of its own."""
 
-    __slots__ = ()
     _KIND: ClassVar[ObjectKind]
     _TYPE: ClassVar[str] = ""
     """What its field `type` says, where objects of one kind are of several types."""

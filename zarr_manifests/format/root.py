@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.config import Config
 from zarr_manifests.errors import (
@@ -125,8 +127,7 @@ def check_ref_name(name: object) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Branch(Record):
+class Branch(Record, frozen=True):
     """A branch.
 
     Parameters
@@ -177,8 +178,7 @@ class Branch(Record):
         return replace(self, head=self.head.bare(), base=base)
 
 
-@dataclass(frozen=True, slots=True)
-class PageRef:
+class PageRef(Struct, frozen=True):
     """Pointer to a page, which has the names from `first` up to the next page's `first`."""
 
     first: str
@@ -202,8 +202,7 @@ class PageRef:
         raise CorruptObjectError(f"{where}: expected first name, pointer and count")
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """A lease, which keeps a snapshot and a session's objects from being deleted."""
 
     lease_id: bytes
@@ -237,8 +236,7 @@ class Lease:
         raise CorruptObjectError(f"{where}: expected id, session, snapshot, expiry and owner")
 
 
-@dataclass(frozen=True, slots=True)
-class PendingDeletion:
+class PendingDeletion(Struct, frozen=True):
     """Expired snapshots whose objects are not deleted yet: `newest` and its ancestors.
 
     `count` snapshots in all: `newest`, its parent, and so on.
@@ -263,8 +261,7 @@ class PendingDeletion:
         raise CorruptObjectError(f"{where}: expected a snapshot's pointer and a count")
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(Struct, frozen=True):
     """One logged operation: what was done to which ref, when, by which commit and by whom."""
 
     version: int
@@ -375,8 +372,7 @@ def _pack_pages(pages: Mapping[str, tuple[PageRef, ...]]) -> dict[str, Any]:
     return {section: packed(pages[section]) for section in sorted(pages) if pages[section]}
 
 
-@dataclass(frozen=True, slots=True)
-class Root(Record):
+class Root(Record, frozen=True):
     """One version of the root state.
 
     Parameters
@@ -427,22 +423,22 @@ class Root(Record):
     write_id: bytes
     written_ms: int
     config: Config
-    branches: Mapping[str, Branch] = field(default_factory=dict)
-    tags: Mapping[str, BlobRef] = field(default_factory=dict)
+    branches: Mapping[str, Branch] = {}
+    tags: Mapping[str, BlobRef] = {}
     deleted_tags: tuple[str, ...] = ()
     log: tuple[LogEntry, ...] = ()
     leases: tuple[Lease, ...] = ()
     fence: int = 0
     swept: int = 0
-    epochs: Mapping[str, int] = field(default_factory=dict)
-    pages: Mapping[str, tuple[PageRef, ...]] = field(default_factory=dict)
+    epochs: Mapping[str, int] = {}
+    pages: Mapping[str, tuple[PageRef, ...]] = {}
     deleted_branches: tuple[str, ...] = ()
     deleted_leases: tuple[str, ...] = ()
     pending: tuple[PendingDeletion, ...] = ()
     collected: int = 0
-    counters: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = {}
     features: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = {}
 
     _FIELDS = (
         ("features", "features", Stored(_features)),  # before all else
@@ -552,8 +548,7 @@ def _tag(value: object, where: str) -> BlobRef | None:
     return None if value is None else pointer(value, where)
 
 
-@dataclass(frozen=True, slots=True)
-class Page(MetadataObject):
+class Page(MetadataObject, frozen=True):
     """Entries of one of the root's lists, in a range of names.
 
     Parameters
@@ -568,9 +563,9 @@ class Page(MetadataObject):
         Expired snapshots whose objects are not deleted yet.
     """
 
-    branches: Mapping[str, Branch] = field(default_factory=dict)
-    tags: Mapping[str, BlobRef | None] = field(default_factory=dict)
-    leases: Mapping[str, Lease] = field(default_factory=dict)
+    branches: Mapping[str, Branch] = {}
+    tags: Mapping[str, BlobRef | None] = {}
+    leases: Mapping[str, Lease] = {}
     pending: tuple[PendingDeletion, ...] = ()
 
     _KIND = ObjectKind.PAGE

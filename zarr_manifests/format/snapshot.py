@@ -15,9 +15,11 @@ the page. So no earlier snapshot is needed to find one.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
+
+from msgspec import field
+from msgspec.structs import replace
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.history_pages import History, HistoryEntry, SnapshotPointer
@@ -86,8 +88,7 @@ def check_marks(where: str, marks: Mapping[str, int], most: int) -> None:
     check_numbers(where, *marks.values())
 
 
-@dataclass(frozen=True, slots=True)
-class MarksPage(MetadataObject):
+class MarksPage(MetadataObject, frozen=True):
     """Marks that a snapshot has no room for, by application."""
 
     marks: Mapping[str, int]
@@ -99,8 +100,7 @@ class MarksPage(MetadataObject):
         check_marks("marks", self.marks, MOST_IN_PAGE)
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaEntry(Record):
+class DeltaEntry(Record, frozen=True):
     """A live delta or run in a read list, and which chunk tables it has.
 
     Parameters
@@ -218,8 +218,7 @@ def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, 
     return [(manifest.blob.bare(), manifest.parts) for manifest in manifests]
 
 
-@dataclass(frozen=True, slots=True)
-class DigestEntry(Record):
+class DigestEntry(Record, frozen=True):
     """A digest of `count` live deltas, from position `first` in the read list."""
 
     blob: BlobRef
@@ -253,8 +252,7 @@ def _merged(fields: Fields, name: str) -> tuple[str, str] | None:
     raise CorruptObjectError(f"{fields.where}.{name}: expected the ids of two snapshots")
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot(MetadataObject):
+class Snapshot(MetadataObject, frozen=True):
     """One committed version.
 
     Parameters
@@ -313,11 +311,11 @@ class Snapshot(MetadataObject):
     base: BlobRef | None
     deltas: tuple[DeltaEntry, ...]
     log: BlobRef
-    totals: Mapping[str, int] = field(default_factory=dict)
-    marks: Mapping[str, int] = field(default_factory=dict)
+    totals: Mapping[str, int] = {}
+    marks: Mapping[str, int] = {}
     digests: tuple[DigestEntry, ...] = ()
     sequence: int = 0
-    sums: Mapping[str, int] = field(default_factory=dict)
+    sums: Mapping[str, int] = {}
     marks_page: BlobRef | None = None
     merged: tuple[str, str] | None = None
     history: History = field(default_factory=History)
@@ -458,8 +456,7 @@ class Snapshot(MetadataObject):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Ancestor(MetadataObject):
+class Ancestor(MetadataObject, frozen=True):
     """The parent and time of a snapshot, decoded in a fraction of the time.
 
     Parameters

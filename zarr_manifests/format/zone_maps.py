@@ -19,12 +19,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -75,8 +75,7 @@ _COLUMNS: Final = ("low", "high", "bounded", "missing", "nan", "cells")
 type _Codes = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bounds:
+class Bounds(Struct, frozen=True, eq=False):
     """Bounds and counts of the values in chunks, or in pages of chunks.
 
     Parameters
@@ -265,8 +264,7 @@ def _values(codes: Column, least: int, shift: int, dtype: np.dtype[Any]) -> npt.
     return raw.view(dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ZoneTable:
+class ZoneTable(Struct, frozen=True, eq=False):
     """Entries of one array with one meaning, sorted by coordinate.
 
     Parameters
@@ -351,8 +349,7 @@ def _tables(fields: Fields, name: str) -> tuple[tuple[bytes, int, bytes], ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Zones(MetadataObject):
+class Zones(MetadataObject, frozen=True):
     """Zone maps in one object, still packed: node, number of entries and bytes of each.
 
     Parameters
@@ -401,8 +398,7 @@ class Zones(MetadataObject):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class ZonePage:
+class ZonePage(Struct, frozen=True):
     """One page of an array's entries.
 
     Parameters
@@ -439,8 +435,7 @@ class ZonePage:
             check_numbers("zones.pages", self.leaf[1], most=2**32 - 1)
 
 
-@dataclass(frozen=True, eq=False)
-class ZonePages(MetadataObject):
+class ZonePages(MetadataObject, frozen=True, eq=False, dict=True):
     """All pages of one array, and the bounds of each page.
 
     Parameters
@@ -527,11 +522,10 @@ class ZonePages(MetadataObject):
         return cls(fields.binary("meaning", MEANING_BYTES), tuple(pages), Bounds.parse(bounds))
 
 
-@dataclass(frozen=True, slots=True)
-class IndexDirectory(MetadataObject):
+class IndexDirectory(MetadataObject, frozen=True):
     """Pointers to the pages of zone maps, by node id; a branch names it, outside snapshots."""
 
-    zones: Mapping[bytes, BlobRef] = field(default_factory=dict)
+    zones: Mapping[bytes, BlobRef] = {}
 
     _KIND = ObjectKind.INDEX
     _TYPE = "directory"

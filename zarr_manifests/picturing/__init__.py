@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.texts import bytes_text, count_text
@@ -22,8 +22,7 @@ _MANY: Final = 64
 _COLORS: Final = ("rgba(128,128,128,.25)", "#7fb2cb", "#1f77a4")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Folding:
+class Folding(Struct, frozen=True, eq=False):
     """Which chunks of a grid share a cell of a picture.
 
     The picture has the two longest axes of the grid; all chunks along the others share a cell.
@@ -142,8 +141,7 @@ def _edges(size: int, parts: int) -> IndexArray:
     return np.arange(parts + 1, dtype=np.int64) * size // max(parts, 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkMap:
+class ChunkMap(Struct, frozen=True, eq=False):
     """Which chunks of an array exist, how large they are, and when they last changed.
 
     Parameters

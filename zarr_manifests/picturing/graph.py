@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.texts import plain_text
@@ -35,8 +36,7 @@ _STEP: Final = 18
 _MARGIN: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class GraphRow:
+class GraphRow(Struct, frozen=True):
     """A row of the graph: a commit, or several that are folded into one.
 
     Parameters

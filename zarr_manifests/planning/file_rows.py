@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.planning.conflict.appends import label_text
 
@@ -21,8 +22,7 @@ _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 
 
-@dataclass(frozen=True, slots=True)
-class VariableFacts:
+class VariableFacts(Struct, frozen=True):
     """What has to be the same in all files, of one variable.
 
     Parameters
@@ -49,8 +49,7 @@ class VariableFacts:
     values: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class FileLayout:
+class FileLayout(Struct, frozen=True):
     """What has to be the same in all files.
 
     Parameters
@@ -65,8 +64,7 @@ class FileLayout:
     variables: tuple[tuple[str, VariableFacts], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FileFacts:
+class FileFacts(Struct, frozen=True, eq=False):
     """A file that can be opened.
 
     Parameters
@@ -90,7 +88,7 @@ class FileFacts:
     stamp: str
     layout: FileLayout
     rows: int
-    axis: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    axis: Mapping[str, npt.NDArray[Any]] = {}
 
     def labels(self, dim: str) -> npt.NDArray[Any] | None:
         """The labels of the rows; None if the dimension has no coordinate."""
@@ -98,8 +96,7 @@ class FileFacts:
         return found if found is not None and found.ndim == 1 else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FileRows:
+class FileRows(Struct, frozen=True, eq=False):
     """Rows of a file, and where they go.
 
     Parameters

@@ -24,11 +24,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray, places_in
@@ -48,8 +48,7 @@ def runs_of(mask: npt.NDArray[np.bool_]) -> IndexArray:
     return edges.astype(np.int64).reshape(-1, 2)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Axis:
+class Axis(Struct, frozen=True, eq=False):
     """One axis of an array: the length of its chunks, and the selected positions.
 
     Parameters
@@ -123,8 +122,7 @@ class Axis:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scan:
+class Scan(Struct, frozen=True, eq=False):
     """The boxes of a read: there are `len(scan)`, and `scan[i]` is the i-th in C order.
 
     Made by `plan_scan`. Boxes are in cells, not chunks, and have no unselected ends. An unselected
@@ -280,8 +278,7 @@ _NOWHERE: Final = -1
 _MOST_BINS: Final = 2**40
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lookup:
+class Lookup(Struct, frozen=True, eq=False):
     """The labels of an axis, to find positions by. Made by `Lookup.of`.
 
     Parameters
@@ -384,8 +381,7 @@ def _even_step(ordered: npt.NDArray[Any]) -> float | None:
     return step if even.all() else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bins:
+class Bins(Struct, frozen=True, eq=False):
     """The bins of a region: there are `len(bins)`. Made by `Bins.of`.
 
     Parameters

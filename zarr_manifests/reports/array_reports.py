@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
 
 import numpy as np
+from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
@@ -22,8 +22,7 @@ _SHOWN = 20
 _FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkSelection(Report):
+class ChunkSelection(Report, Struct, frozen=True, eq=False):
     """The chunks of an array that may hold cells that a where selects.
 
     A notebook shows the grid of chunks as a picture, with the selected ones in blue.
@@ -140,8 +139,7 @@ class ChunkSelection(Report):
         return np.where(counts == folding.whole, 2, counts > 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage(Report):
+class Usage(Report, Struct, frozen=True):
     """Chunks and bytes of the arrays of a snapshot; or of one array or other key of it.
 
     Parameters
@@ -170,8 +168,8 @@ class Usage(Report):
     inline: Amount | None = None
     native: Amount | None = None
     virtual: Amount | None = None
-    arrays: tuple[Usage, ...] = field(default=(), kw_only=True)
-    snapshot_id: str = field(default="", kw_only=True)
+    arrays: tuple[Usage, ...] = ()
+    snapshot_id: str = ""
 
     def __getitem__(self, path: str) -> Usage:
         """Of the array at that path, with or without a leading slash."""
@@ -205,8 +203,7 @@ class Usage(Report):
         return self.chunks / size if size else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class StatisticsReport(Report):
+class StatisticsReport(Report, Struct, frozen=True):
     """How many chunks of an array have statistics; or those of all arrays that were asked for.
 
     Parameters
@@ -232,8 +229,8 @@ class StatisticsReport(Report):
     known: int
     measured: int
     skipped: str = ""
-    arrays: tuple[StatisticsReport, ...] = field(default=(), kw_only=True)
-    snapshot_id: str = field(default="", kw_only=True)
+    arrays: tuple[StatisticsReport, ...] = ()
+    snapshot_id: str = ""
 
     @property
     def complete(self) -> bool:
@@ -241,8 +238,7 @@ class StatisticsReport(Report):
         return not self.skipped and self.known + self.measured == self.chunks
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestPlace(Report):
+class ManifestPlace(Report, Struct, frozen=True):
     """A manifest of the base.
 
     Parameters
@@ -266,8 +262,7 @@ class ManifestPlace(Report):
     arrays: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeafPlace(Report):
+class LeafPlace(Report, Struct, frozen=True):
     """A leaf: the box [lo, hi) of an array's chunks, its refs, and its manifest's position."""
 
     lo: Coords
@@ -276,8 +271,7 @@ class LeafPlace(Report):
     manifest: int
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayPlace(Report):
+class ArrayPlace(Report, Struct, frozen=True):
     """Where the refs of an array are, and why there.
 
     Parameters
@@ -317,8 +311,7 @@ class ArrayPlace(Report):
         return tuple(sorted({leaf.manifest for leaf in self.leaves}))
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestLayout(Report):
+class ManifestLayout(Report, Struct, frozen=True):
     """Which manifests there are, and in which of them the refs of each array are.
 
     Parameters
@@ -343,8 +336,7 @@ class ManifestLayout(Report):
     costs: Mapping[str, Mapping[str, int]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class IngestedFile(Report):
+class IngestedFile(Report, Struct, frozen=True):
     """A file whose rows were committed.
 
     Parameters
@@ -369,8 +361,7 @@ class IngestedFile(Report):
         yield f"{self.url}: rows {self.start} to {self.start + self.rows - 1}"
 
 
-@dataclass(frozen=True, slots=True)
-class IngestReport(Report):
+class IngestReport(Report, Struct, frozen=True):
     """What `ingest` has done.
 
     Parameters

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
+
+from msgspec import Struct, field
 
 from zarr_manifests.grid import Coords
 from zarr_manifests.report import Problem, Report
@@ -14,8 +15,7 @@ from zarr_manifests.texts import bytes_text, count_text, listed, time_text
 _SHOWN: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionReport(Report):
+class CompactionReport(Report, Struct, frozen=True):
     """What a compaction did, or would do: of deltas and manifests, or of packs.
 
     Attributes
@@ -108,8 +108,7 @@ class CompactionReport(Report):
             yield self.snapshot_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewriteReport(Report):
+class RewriteReport(Report, Struct, frozen=True, kw_only=True):
     """What writing an array anew has cost, or would cost.
 
     Attributes
@@ -167,8 +166,7 @@ def _shape(shape: Coords | None) -> str:
     return "none" if shape is None else " x ".join(f"{length:,}" for length in shape)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiryReport(Report):
+class ExpiryReport(Report, Struct, frozen=True):
     """What an expiry has done, or would do.
 
     Parameters
@@ -182,8 +180,8 @@ class ExpiryReport(Report):
         Whether nothing was changed.
     """
 
-    expired: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    kept: Mapping[str, int] = field(default_factory=dict)
+    expired: Mapping[str, tuple[str, ...]] = {}
+    kept: Mapping[str, int] = {}
     dry_run: bool = False
 
     @property
@@ -198,8 +196,7 @@ class ExpiryReport(Report):
             yield f"  {name}: {len(self.expired.get(name, ())):,} {word}, {kept:,} kept"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReport(Report):
+class ExportReport(Report, Struct, frozen=True, kw_only=True):
     """What an export has written; `str` says it in words.
 
     Parameters
@@ -240,8 +237,7 @@ class ExportReport(Report):
             yield f"chunks that are referred to: {self.referenced:,}; the tag {self.tag} keeps them"
 
 
-@dataclass(frozen=True, slots=True)
-class CollectionReport(Report):
+class CollectionReport(Report, Struct, frozen=True):
     """What a collection has deleted, or would delete; or what `Repository.clean` has done.
 
     Parameters
@@ -279,15 +275,15 @@ class CollectionReport(Report):
 
     fence: int
     kept: int
-    objects: Mapping[str, int] = field(default_factory=dict)
-    nbytes: Mapping[str, int] = field(default_factory=dict)
+    objects: Mapping[str, int] = {}
+    nbytes: Mapping[str, int] = {}
     leases_removed: int = 0
     temporary_files: int = 0
     complete: bool = False
     dry_run: bool = False
     waiting: int = 0
     waiting_nbytes: int = 0
-    held_by: Mapping[str, datetime | None] = field(default_factory=dict)
+    held_by: Mapping[str, datetime | None] = {}
     held_nbytes: int = 0
     waiting_until: datetime | None = None
     expiry: ExpiryReport = field(default_factory=ExpiryReport)
@@ -342,8 +338,7 @@ class CollectionReport(Report):
                 yield f"{name} keeps its snapshot and all newer ones {said}"
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReport(Report):
+class VerifyReport(Report, Struct, frozen=True):
     """What a verification has found.
 
     Parameters
@@ -384,8 +379,7 @@ class VerifyReport(Report):
         yield f"{found}: {objects}, {chunks}, {bytes_text(self.nbytes)}"
 
 
-@dataclass(frozen=True, slots=True)
-class CloneReport(Report):
+class CloneReport(Report, Struct, frozen=True):
     """What a clone has copied.
 
     Parameters
@@ -439,8 +433,7 @@ class CloneReport(Report):
         yield "; ".join(facts)
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryReport(Report):
+class RecoveryReport(Report, Struct, frozen=True):
     """What a recovery has done, or would do: of a damaged root, or of branches and tags.
 
     Parameters
@@ -466,10 +459,10 @@ class RecoveryReport(Report):
 
     recovered: int
     version: int
-    branches: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
-    tags: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    branches: Mapping[str, tuple[str | None, str | None]] = {}
+    tags: Mapping[str, tuple[str | None, str | None]] = {}
     perhaps_lost: range | None = None
-    skipped: Mapping[int, str] = field(default_factory=dict)
+    skipped: Mapping[int, str] = {}
     dry_run: bool = False
 
     def _lines(self) -> Iterator[str]:

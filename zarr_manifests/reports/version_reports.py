@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.errors import Conflict, ManifestsError
 from zarr_manifests.format.history_pages import HistoryEntries, numbers_at
@@ -37,7 +37,7 @@ def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
 
     Examples
     --------
-    >>> from zarr_manifests.reports import moved_tops
+    >>> from zarr_manifests.reports.version_reports import moved_tops
     >>> moved_tops({"/air": "/sky", "/air/t": "/sky/t", "/air/q": "/q"})
     {'/air': '/sky', '/air/q': '/q'}
     """
@@ -251,8 +251,7 @@ class Ancestry(Iterator[SnapshotInfo]):
         return html("History", *graph_lines(rows), *older)
 
 
-@dataclass(frozen=True, slots=True)
-class Diff(Report):
+class Diff(Report, Struct, frozen=True):
     """What changed from one snapshot to a later one.
 
     Parameters
@@ -281,11 +280,11 @@ class Diff(Report):
     updated: tuple[str, ...]
     deleted: tuple[str, ...]
     chunks: Mapping[str, IndexArray]
-    moved: Mapping[str, str] = field(default_factory=dict)
-    truncated: Mapping[str, Coords] = field(default_factory=dict)
-    grids: Mapping[str, Coords] = field(default_factory=dict, repr=False)
-    dimensions: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict, repr=False)
-    fields: Mapping[str, Fields] = field(default_factory=dict, repr=False)
+    moved: Mapping[str, str] = {}
+    truncated: Mapping[str, Coords] = {}
+    grids: Mapping[str, Coords] = {}
+    dimensions: Mapping[str, tuple[str | None, ...]] = {}
+    fields: Mapping[str, Fields] = {}
 
     def __bool__(self) -> bool:
         listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
@@ -374,8 +373,7 @@ def _chunks_text(count: int, first: Iterable[Coords]) -> str:
     return f"{text}: {', '.join(shown)}{', ...' if count > len(shown) else ''}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ValueChanges(Report):
+class ValueChanges(Report, Struct, frozen=True, eq=False):
     """Which cells of an array have other values in another version.
 
     Parameters
@@ -432,8 +430,7 @@ class ValueChanges(Report):
         yield from (f"  {count:,} {what}" for count, what in facts if count)
 
 
-@dataclass(frozen=True, slots=True)
-class Status(Report):
+class Status(Report, Struct, frozen=True):
     """The uncommitted changes of a session.
 
     Parameters
@@ -458,10 +455,10 @@ class Status(Report):
     updated: tuple[str, ...]
     deleted: tuple[str, ...]
     chunks: Mapping[str, int]
-    moved: Mapping[str, str] = field(default_factory=dict)
-    truncated: Mapping[str, Coords] = field(default_factory=dict)
-    coordinates: Mapping[str, tuple[Coords, ...]] = field(default_factory=dict)
-    fields: Mapping[str, Fields] = field(default_factory=dict, repr=False)
+    moved: Mapping[str, str] = {}
+    truncated: Mapping[str, Coords] = {}
+    coordinates: Mapping[str, tuple[Coords, ...]] = {}
+    fields: Mapping[str, Fields] = {}
 
     def __bool__(self) -> bool:
         listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
@@ -473,8 +470,7 @@ class Status(Report):
         return _listed(self, chunks, self.fields)
 
 
-@dataclass(frozen=True, slots=True)
-class MergeReport(Report):
+class MergeReport(Report, Struct, frozen=True):
     """What a merge did, or would do.
 
     Parameters
@@ -522,8 +518,7 @@ class MergeReport(Report):
             yield f"{would} {count} of {self.source} to {self.into}, {how}"
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedOperation(Report):
+class LoggedOperation(Report, Struct, frozen=True):
     """One operation on the root.
 
     Parameters

@@ -18,7 +18,6 @@ import re
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from html import escape
 from itertools import groupby, product
@@ -33,6 +32,7 @@ import numpy.typing as npt
 import xarray as xr
 import zarr
 from anyio import from_thread
+from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -114,8 +114,7 @@ def version_of(text: str) -> str:
     return name.replace(":", "/") + "".join(time[:1]) + "".join(time[1:]).replace(":", "/")
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSnapshot:
+class OpenSnapshot(Struct, frozen=True):
     """A snapshot that a request reads.
 
     Parameters
@@ -295,8 +294,7 @@ async def failed(request: Request, error: Exception) -> Response:
     return PlainTextResponse(f"{error}\n", status_of(error), {"Cache-Control": "no-store"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(Struct, frozen=True):
     """The value at a key of a snapshot, and its etag, if what is stored says which bytes it is."""
 
     key: str

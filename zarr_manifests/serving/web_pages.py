@@ -10,7 +10,6 @@ import json
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -20,6 +19,7 @@ import anyio
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -33,7 +33,8 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
 from zarr_manifests.picturing import ChunkMap, as_table
 from zarr_manifests.picturing.graph import graph_shapes
-from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops
+from zarr_manifests.reports import Diff, SnapshotInfo
+from zarr_manifests.reports.version_reports import moved_tops
 from zarr_manifests.repository import graph_of
 from zarr_manifests.serving.answers import OpenSnapshot, Served, status_of
 from zarr_manifests.session import estimate_of
@@ -275,8 +276,7 @@ def _number(text: str | None, otherwise: int, most: int, least: int = 1) -> int:
 # --- an array ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _ShownArray:
+class _ShownArray(Struct, frozen=True):
     """An array of a snapshot."""
 
     opened: OpenSnapshot

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial, reduce
 from typing import Any, Final, Literal
 
 import numpy as np
+from msgspec.structs import replace
 from pyarrow.types import is_binary, is_string
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f

@@ -26,13 +26,14 @@ import math
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import zarr
+from msgspec import Struct
+from msgspec.structs import replace
 from pyarrow import types
 
 from zarr_manifests.errors import InvalidArgumentError
@@ -110,8 +111,7 @@ def shown(value: Any) -> str:
 # --- coordinates -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AlongAxis:
+class AlongAxis(Struct, frozen=True):
     """A dimension of the rows' cells: its column, and what its labels are. Made by `of`.
 
     Parameters
@@ -240,8 +240,7 @@ def _tolerance(name: str, given: Any, labels: np.dtype[Any]) -> Any:
 # --- values ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
+class Values(Struct, frozen=True, kw_only=True):
     """A variable that rows are written to, and how its values are stored.
 
     Parameters
@@ -333,8 +332,7 @@ _LISTED: Final = 3
 type _Columns = Sequence[npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WritePlan:
+class WritePlan(Struct, frozen=True, kw_only=True):
     """What all tasks of a write have in common; it travels to Spark's workers.
 
     It has neither data nor secrets, and its size depends on the length of the axes.

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import batched
 from typing import Any, Final, Literal, Protocol
@@ -29,6 +28,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import xarray as xr
 import zarr
+from msgspec import Struct
+from msgspec.structs import replace
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -85,8 +86,7 @@ _TIMED: Final[Mapping[str, Mapping[str, Any]]] = {
 """How new times and durations are stored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOptions:
+class WriteOptions(Struct, frozen=True, kw_only=True):
     """What to write and how, as `zarr_manifests.spark.write_dataframe` documents it.
 
     Raises
@@ -156,8 +156,7 @@ class WriteOptions:
         return None if self.txn_app_id is None else txn_of((self.txn_app_id, self.txn_version))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteReport:
+class WriteReport(Struct, frozen=True, kw_only=True):
     """What a write from rows has done.
 
     Parameters

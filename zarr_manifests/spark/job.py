@@ -38,13 +38,14 @@ import math
 import os
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_type
@@ -85,8 +86,7 @@ _REAL_CALENDARS: Final = frozenset({"standard", "gregorian", "proleptic_gregoria
 # --- what is asked for -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
+class ReadOptions(Struct, frozen=True, kw_only=True):
     """What to read and how, as `zarr_manifests.spark.read` documents it.
 
     Raises
@@ -132,8 +132,7 @@ def check_options(options: object) -> None:
             raise InvalidArgumentError(f"{name} must be 1 or more, not {value!r}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparkFacts:
+class SparkFacts(Struct, frozen=True, kw_only=True):
     """What planning needs to know of a Spark session; it can be pickled.
 
     Parameters
@@ -168,8 +167,7 @@ class SparkFacts:
 # --- columns ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column of a DataFrame.
 
     Parameters
@@ -312,8 +310,7 @@ def _text(value: Any) -> str | None:
 # --- the read --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeftLease:
+class LeftLease(Struct, frozen=True):
     """A lease that was left on a snapshot.
 
     Parameters
@@ -370,8 +367,7 @@ class LeftLease:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """What all tasks of a read have in common.
 
     Parameters

@@ -12,13 +12,14 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import zarr
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
@@ -39,8 +40,7 @@ _NO_TIME: Final = np.iinfo(np.int64).min
 _FIRST, _LAST = np.array(["0001", "9999"], "M8[us]").astype(int).tolist()
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     """How NumPy alone decodes a variable's stored numbers, with the results of xarray.
 
     Parameters

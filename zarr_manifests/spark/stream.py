@@ -23,12 +23,13 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Struct
+from msgspec.structs import replace
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -61,8 +62,7 @@ type _Commit = tuple[str | None, SnapshotInfo]
 _OFFSET: Final = frozenset(("repository", "stream", "snapshot", "begun", "first"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
+class StreamOptions(Struct, frozen=True, kw_only=True):
     """How a stream goes through the history.
 
     Parameters

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import batched
 from pathlib import Path
 from typing import Any, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.errors import ManifestsError, ObjectNotFoundError, StorageError
 from zarr_manifests.report import Report
@@ -27,8 +29,7 @@ _LARGE: Final = 4
 _READS: Final = 9
 
 
-@dataclass(frozen=True, slots=True)
-class StorageReport(Report):
+class StorageReport(Report, Struct, frozen=True):
     """What a place can be used for, and why not for more.
 
     Parameters

@@ -16,7 +16,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
 from zarr_manifests.runtime import SYSTEM, fork_awaited_lock
@@ -32,8 +33,7 @@ from zarr_manifests.storage.protocol import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Object:
+class _Object(Struct, frozen=True):
     data: bytes
     token: Token
     modified_ms: int

@@ -49,17 +49,19 @@ import socket
 import sys
 import threading
 import urllib.parse
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pkgutil import resolve_name
 from types import FunctionType
 from typing import Any, Final, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -422,8 +424,7 @@ atexit.register(_wait_for_calls)
 # --- a client --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """Timeouts and retries of an object store.
 
     Parameters
@@ -608,7 +609,8 @@ class Endpoint:
 
 def _unpickled(place: tuple[Any, ...], reference: str | None, own: dict[str, Any]) -> Endpoint:
     credentials = None if reference is None else function_named(reference)
-    return replace(Endpoint(*place), credentials=credentials, **own)
+    kind, bucket, prefix, options = place
+    return Endpoint(kind, bucket, prefix, options, credentials, **own)
 
 
 def _allows_http(place: Endpoint, options: dict[str, Any], endpoint: str | None) -> bool:
@@ -649,7 +651,9 @@ def _confined(kind: str, url: str | None, *, asks_for_credentials: bool) -> dict
 
     Credentials come from other hosts. A URL of None is the provider's own.
     """
-    if any(name in ("http", "https", "all") for name in urllib.request.getproxies()):
+    from urllib.request import getproxies  # loads the client of HTTP
+
+    if any(name in ("http", "https", "all") for name in getproxies()):
         return {}
     hosts = {_host_of(url) if url else _OWN[kind]}
     if asks_for_credentials:
@@ -779,8 +783,7 @@ _SAYS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """The kind of a failure, without any text of the client or the server.
 
     Parameters

@@ -29,14 +29,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -681,9 +683,10 @@ def copier_within(source: Storage, storage: Storage) -> Callable[[str, int], Non
     one, other = unmetered(source), unmetered(storage)
     if not (isinstance(one, ObjectStorage) and isinstance(other, ObjectStorage)):
         return None
-    bucket = ObjectStorage(replace(one.place, prefix=""))
+    here, there = (dataclasses.replace(each.place, prefix="") for each in (one, other))
+    bucket = ObjectStorage(here)
     given = one.place.store is not None or other.place.store is not None
-    if one.place.kind == "http" or given or bucket.place != replace(other.place, prefix=""):
+    if one.place.kind == "http" or given or here != there:
         return None
 
     def copy(key: str, nbytes: int) -> None:

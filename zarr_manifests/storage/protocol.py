@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
 
@@ -110,8 +111,7 @@ def check_range(start: int, length: int | None) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """What a storage can do.
 
     Parameters
@@ -151,8 +151,7 @@ REMOTE_CAPABILITIES: Final = Capabilities(
 """What object stores can do."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
+class ObjectInfo(Struct, frozen=True):
     """Key, size in bytes and modification time (milliseconds since 1970 UTC) of an object."""
 
     key: str
@@ -160,16 +159,14 @@ class ObjectInfo:
     modified_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tagged:
+class Tagged(Struct, frozen=True):
     """The bytes of an object and the token of that version, from one response."""
 
     data: bytes
     token: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(Struct, frozen=True):
     """What distinguishes versions of a file of somebody else; None is unknown.
 
     HTTP gives times in whole seconds, so a change within the second of the known time is only

@@ -25,11 +25,12 @@ import string
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
+from msgspec import Struct
 
 from zarr_manifests.errors import (
     ConfigError,
@@ -84,8 +85,7 @@ _LOCAL: Final = (
 # --- locations -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualLocation:
+class VirtualLocation(Struct, frozen=True):
     """A file or folder outside the repository.
 
     Parameters
@@ -356,8 +356,7 @@ def check_reachable(container: VirtualContainer) -> None:
         raise VirtualContainerError(f"the container {plain_text(container.url)} leads to {_LOCAL}")
 
 
-@dataclass(frozen=True, slots=True)
-class Containers:
+class Containers(Struct, frozen=True):
     """The containers of an opened repository.
 
     Parameters
@@ -369,8 +368,8 @@ class Containers:
         named in errors.
     """
 
-    places: Mapping[str, VirtualContainer] = field(default_factory=dict)
-    saved: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, VirtualContainer] = {}
+    saved: Mapping[str, str] = {}
 
     @staticmethod
     def of(given: Mapping[str, object] | None) -> Containers:

@@ -16,11 +16,11 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
@@ -60,8 +60,7 @@ _DOCUMENTS: Final = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".z
 _LISTING: Final = "looking for files"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Numbered:
+class Numbered(Struct, frozen=True, eq=False):
     """Chunks of one array that are identified by number instead of keys.
 
     Parameters
@@ -79,8 +78,7 @@ class Numbered:
     chunk: Column
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """The files at a place.
 
     Parameters
@@ -114,8 +112,7 @@ class Listing:
         return VirtualLocation(self.scheme, self.root, key).url if self.scheme else key
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class References:
+class References(Struct, frozen=True, eq=False):
     """The entries of a Zarr store.
 
     Rows are the entries whose bytes are elsewhere: first those with keys, then the numbered ones.

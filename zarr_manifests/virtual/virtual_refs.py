@@ -17,11 +17,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -67,8 +67,7 @@ _MOST_CRC: Final = 2**32 - 1
 _MEMORY_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VirtualRefs:
+class VirtualRefs(Struct, frozen=True, eq=False):
     """The virtual chunks of an array, as columns.
 
     Parameters

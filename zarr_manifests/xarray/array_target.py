@@ -20,13 +20,13 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
+from msgspec.structs import replace
 from xarray.backends.common import ArrayWriter
 
 from zarr_manifests.bulk import use_bulk, write_here

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final
@@ -28,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import xarray as xr
+from msgspec import Struct
 from xarray.backends.zarr import FillValueCoder, encode_zarr_variable
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
@@ -65,8 +65,7 @@ class MisfitError(Exception):
         self.name, self.misfits = name, misfits
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
+class Misfit(Struct, frozen=True):
     """A value, its position, and what it would be read back as."""
 
     index: tuple[int, ...]
@@ -74,8 +73,7 @@ class Misfit:
     read: str
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(Struct, frozen=True, dict=True):
     """How a variable is stored, and whether its values survive that.
 
     Parameters
@@ -97,7 +95,7 @@ class Fit:
     given: Mapping[str, Any]
     encoding: Mapping[str, Any]
     stored: np.dtype[Any] | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = {}
 
     def checked(self, variable: xr.Variable, encoded: xr.Variable) -> xr.Variable:
         """The encoded variable; its values are checked here, or where dask computes them.
@@ -200,8 +198,7 @@ def _numbers_text(dtype: np.dtype[Any], how: Mapping[str, Any]) -> str:
     return f"{text}, and no NaN" if dtype.kind in "biu" else text
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparison:
+class _Comparison(Struct, frozen=True):
     """Decodes what is stored, and compares it with what was given. Made by `of`.
 
     Parameters

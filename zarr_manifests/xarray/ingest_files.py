@@ -23,7 +23,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from typing import Any, Final, Literal
 
@@ -31,6 +30,8 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 import zarr
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 from xarray.coding.times import infer_datetime_units
 from zarr.core.buffer import default_buffer_prototype
 
@@ -98,8 +99,7 @@ _WINDOW_BYTES: Final = 64 * 1024**2
 """Values that are read before they are written, if one chunk is not larger."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRunner:
+class TaskRunner(Struct, frozen=True):
     """What runs tasks; by default this process, one after the other.
 
     Parameters
@@ -333,8 +333,7 @@ def _write(
 # --- what the driver does --------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class _Ingestion:
+class _Ingestion(Struct, kw_only=True, dict=True):
     runner: TaskRunner
     source: SourceFiles
     group: str
@@ -344,11 +343,11 @@ class _Ingestion:
     replaces: bool
     files_per_commit: int | None
     message: str | None
-    waiting: dict[str, FileFacts] = field(default_factory=dict)
-    changed: set[str] = field(default_factory=set)
-    failed: dict[str, Problem] = field(default_factory=dict)
-    added: list[IngestedFile] = field(default_factory=list)
-    replaced: list[IngestedFile] = field(default_factory=list)
+    waiting: dict[str, FileFacts] = {}
+    changed: set[str] = set()
+    failed: dict[str, Problem] = {}
+    added: list[IngestedFile] = []
+    replaced: list[IngestedFile] = []
     unchanged: int = 0
 
     def run(
@@ -819,7 +818,7 @@ def _refer(
 
     refs = session.store.get_virtual_refs(name)
     placed = replace(refs, index=moved(refs.index))
-    store.set_virtual_refs(path, **{each.name: getattr(placed, each.name) for each in fields(refs)})
+    store.set_virtual_refs(path, **asdict(placed))
     virtual = {tuple(at) for at in refs.index.tolist()}
     there = session.chunk_refs(name).coords.tolist()
     others = [at for at in there if tuple(at) not in virtual]
@@ -832,8 +831,7 @@ def _refer(
 # --- records of files ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(Struct, frozen=True):
     """Size, time or etag of an ingested file and how it was opened; where its rows were put."""
 
     stamps: tuple[int, str, str]

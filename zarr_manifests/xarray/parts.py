@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 import xarray as xr
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
 from zarr_manifests.engine.edit.workspace import Workspace
@@ -38,8 +39,7 @@ _MODES: Final = ("w", "w-", "a", "a-", "r+")
 _ON_EXISTING: Final = ("error", "skip", "replace")
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetPart:
+class DatasetPart(Struct, frozen=True):
     """A dataset, and how it goes to its group.
 
     Parameters

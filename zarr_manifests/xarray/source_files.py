@@ -14,7 +14,6 @@ import re
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 import zarr
+from msgspec import Struct
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests import moving, repositories
@@ -150,8 +150,7 @@ def told_of(url: str) -> Iterator[None]:
         raise FailedFilesError(told) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceFiles:
+class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
     """How files are opened.
 
     Parameters
@@ -171,7 +170,7 @@ class SourceFiles:
     kind: str | Callable[[str], xr.Dataset]
     dim: str
     variables: tuple[str, ...] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = {}
     containers: Mapping[str, VirtualContainer] | None = None
 
     @cached_property

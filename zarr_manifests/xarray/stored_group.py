@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -33,6 +32,7 @@ import numpy.typing as npt
 import pandas as pd
 import xarray as xr
 import zarr
+from msgspec.structs import replace
 from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper, encode_zarr_variable
 from xarray.conventions import decode_cf_variable
 from zarr.core.buffer import default_buffer_prototype

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+from msgspec import Struct
+from msgspec.structs import replace
 from xarray.backends.zarr import encode_zarr_attr_value
 from zarr.core.buffer import default_buffer_prototype
 
@@ -158,8 +159,7 @@ def write_virtual(
     return session.commit(message)
 
 
-@dataclass
-class _Write:
+class _Write(Struct, dict=True):
     """One group of a virtual dataset, on its way into a store."""
 
     target: ManifestStore | Session
@@ -167,7 +167,7 @@ class _Write:
     part: DatasetPart
     validate: Validation
     checksums: bool
-    versions: dict[str, Version] = field(default_factory=dict)
+    versions: dict[str, Version] = {}
 
     @property
     def workspace(self) -> Workspace:

@@ -12,15 +12,17 @@ are computed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
 import xarray as xr
 import zarr
+from msgspec import Struct
+from msgspec.structs import replace
 from xarray.backends import ZarrStore
 from xarray.backends.chunks import validate_grid_chunks_alignment
 from xarray.backends.zarr import encode_zarr_attr_value, encode_zarr_variable
@@ -381,8 +383,7 @@ def _commit(session: Session, message: str, metadata: Mapping[str, Any], txn: Tx
 # --- one dataset -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPart:
+class PreparedPart(Struct, frozen=True):
     """A dataset whose group has been looked at.
 
     Parameters
@@ -615,7 +616,9 @@ def _begun(
         _set_attributes(group, attributes)
     if new:
         # What else is in the group is nothing to these: xarray would open all of it.
-        alone: Any = replace(group.metadata, consolidated_metadata=ConsolidatedMetadata({}))
+        alone: Any = dataclasses.replace(
+            group.metadata, consolidated_metadata=ConsolidatedMetadata({})
+        )
         only = zarr.Group(zarr.AsyncGroup(metadata=alone, store_path=group.store_path))
         to: Any = ZarrStore
         to = to(only, "a", use_zarr_fill_value_as_mask=there.zarr_format == 2)

@@ -6,16 +6,16 @@ come out of reading it.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass, replace
 from typing import Any
 
 import google_crc32c
 import msgpack
 import pytest
 import zstandard
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from zarr_manifests.config import Config
 from zarr_manifests.errors import (
@@ -222,14 +222,18 @@ EXTREMES: dict[type, tuple[Any, ...]] = {
 }
 
 
+DERIVED = ("meta", "array", "grid")
+"""What nodes and arrays find out by themselves."""
+
+
 def inside(value: Any) -> dict[Any, Any]:
     """What the value is made of, by name."""
     if isinstance(value, Manifest | str | bytes):
         return {}  # chunk tables are encoded, and checked, when they are made
     if isinstance(value, tuple):
         return dict(enumerate(value))
-    if is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    if isinstance(value, Struct):
+        return {name: held for name, held in asdict(value).items() if name not in DERIVED}
     return dict(value) if isinstance(value, Mapping) else {}
 
 
@@ -247,7 +251,7 @@ def changed_once(value: Any) -> list[Callable[[], Any]]:
 
 def replaced(value: Any, name: Any, by: Any) -> Any:
     """The value, built anew with something else under that name."""
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Struct):
         return replace(value, **{name: by})
     held = inside(value) | {name: by}
     return tuple(held.values()) if isinstance(value, tuple) else held

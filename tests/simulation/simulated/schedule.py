@@ -6,9 +6,11 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 import zarr_manifests as zm
 from simulated.accidents import Recoverer, recover

@@ -19,7 +19,6 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import zarr
+from msgspec.structs import replace
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable
 from functools import partial
+
+from msgspec.structs import replace
 
 from storages.wrapped import Call, WrappedStorage
 from zarr_manifests.runtime import SYSTEM
@@ -43,7 +44,7 @@ class LatencyStorage(WrappedStorage):
 
     @property
     def capabilities(self) -> Capabilities:
-        return dataclasses.replace(self._storage.capabilities, inline=False)
+        return replace(self._storage.capabilities, inline=False)
 
     def cas(
         self,

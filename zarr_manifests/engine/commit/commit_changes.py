@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import ge, le
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from zarr_manifests.engine.commit.landing import (
     Landed,
@@ -82,8 +83,7 @@ _QUICK_BYTES: Final = 4 << 20
 """Up to this many bytes, packs are written in the round of the writer's turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitRequest:
+class CommitRequest(Struct, frozen=True):
     """What a commit says about itself, and how it may land.
 
     Parameters
@@ -127,8 +127,7 @@ class CommitRequest:
     merged: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(Struct, frozen=True):
     """An encoded commit; only the snapshot's place depends on the tip it lands on.
 
     Its `effect` is known if it was computed on the snapshot it was made on, and all later commits
@@ -227,8 +226,7 @@ def _landed(
     return landed
 
 
-@dataclass(slots=True)
-class _Attempt:
+class _Attempt(Struct):
     """A commit made on `view`, and as it is on top of `parent`, where the last attempt put it."""
 
     workspace: Workspace

@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.ancestry import pages_above
@@ -166,8 +167,7 @@ _QUICK_BYTES: Final = 4 << 20
 """Up to this many bytes are written in the round of the writer's turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class NextVersion:
+class NextVersion(Struct, frozen=True):
     """What an attempt puts on a branch; `land` gives it its id, its history and a digest.
 
     Parameters
@@ -203,8 +203,7 @@ class NextVersion:
     left: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(Struct, frozen=True):
     """A version that has landed: the root that holds it, and its snapshot."""
 
     at: RootAt

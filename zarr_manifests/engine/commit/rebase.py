@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from zarr_manifests.engine.commit.landing import moved
 from zarr_manifests.engine.edit.change_set import ChangeSet
@@ -58,8 +59,7 @@ from zarr_manifests.planning.tables.merge import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Struct, frozen=True):
     """How a branch has come to have a snapshot that its head does not come after: by a merge.
 
     Parameters
@@ -74,8 +74,7 @@ class Joined:
     changes: Delta
 
 
-@dataclass(frozen=True, slots=True)
-class Rebasing:
+class Rebasing(Struct, frozen=True):
     """What to do with the changes if other commits came first.
 
     Parameters
@@ -101,8 +100,7 @@ class Rebasing:
     net: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Mine:
+class Mine(Struct, frozen=True):
     """The changes to move.
 
     Parameters
@@ -168,8 +166,7 @@ def combined(
     return together
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(Struct, frozen=True):
     """Changes, moved onto the tip.
 
     Parameters
@@ -369,8 +366,7 @@ type Rewrite = Callable[[Workspace, SnapshotView, ChangeSet, Sequence[Relocation
 without these values, and their new place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Relocating:
+class Relocating(Struct, frozen=True):
     """Appends along a dimension are put behind those of others.
 
     Parameters

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.commit.commit_changes import CommitRequest
 from zarr_manifests.engine.commit.landing import take_zones
@@ -162,8 +163,7 @@ def _all_chunks(view: SnapshotView, node_id: bytes) -> list[IndexArray]:
     return [] if table is None else [table.coords()]
 
 
-@dataclass(frozen=True, slots=True)
-class _States:
+class _States(Struct, frozen=True):
     """The snapshots before and after the commit (swapped to revert it), and the one to change."""
 
     context: ReadContext
@@ -256,8 +256,7 @@ def _patch_chunks(
 # --- merging --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Merging:
+class Merging(Struct, frozen=True):
     """A merge that is planned for one head of a branch.
 
     Parameters

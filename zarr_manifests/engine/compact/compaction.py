@@ -32,10 +32,11 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions, Compaction
 from zarr_manifests.engine.commit.landing import (

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.engine.edit.bulk_chunks import stream_table
@@ -71,8 +71,7 @@ _GATHERED: Final = 1_000_000
 """References of chunks that are held for tasks at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class _MeasuredArray:
+class _MeasuredArray(Struct, frozen=True):
     """An array to measure.
 
     Parameters
@@ -141,8 +140,7 @@ class _MeasuredArray:
         return max(1, int(np.prod(self.meta.chunk_shape)) * self.meaning.stored.itemsize)
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
+class _Due(Struct, frozen=True):
     """Chunks of a leaf, or of no leaf, with the entries that they have, and those that lack one."""
 
     leaf: PlacedLeaf | None
@@ -151,8 +149,7 @@ class _Due:
     missing: ChunkTable | None
 
 
-@dataclass(frozen=True, slots=True)
-class _MeasureTask:
+class _MeasureTask(Struct, frozen=True):
     """Measures chunks in another process; can be pickled."""
 
     state: ForkState
@@ -166,8 +163,7 @@ class _MeasureTask:
         return _measured(contents, array, table)
 
 
-@dataclass(slots=True)
-class _Measuring:
+class _Measuring(Struct):
     """One computation on one snapshot, up to the swap."""
 
     context: Context
@@ -175,7 +171,7 @@ class _Measuring:
     keys: SessionKeys
     zones: KnownZones
     run: Run | None = None
-    new: dict[bytes, ZonePages] = field(default_factory=dict)
+    new: dict[bytes, ZonePages] = {}
     done: int = 0
     expected: int = 0
 

@@ -18,11 +18,13 @@ before the swap.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.commit.landing import (
     NextVersion,
@@ -191,8 +193,7 @@ def _merged(context: Context, branch: str) -> BlobRef | None:
     return None
 
 
-@dataclass(slots=True)
-class _Repacking:
+class _Repacking(Struct):
     """The rounds of one repacking, and their results."""
 
     context: Context
@@ -204,7 +205,7 @@ class _Repacking:
     overtaken: int = 0
     packs_read: int = 0
     packs_written: int = 0
-    damaged: list[tuple[Range, str]] = field(default_factory=list)
+    damaged: list[tuple[Range, str]] = []
 
     def move(self, packs: frozenset[str]) -> BlobRef | None:
         """Move the live chunks of these packs; return the new head, None if there were none."""
@@ -360,8 +361,7 @@ class _Repacking:
 # --- copying, perhaps in other processes -------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(Struct, frozen=True):
     """Ranges to copy, their order in the new packs, and the keys of these."""
 
     ranges: tuple[Range, ...]
@@ -370,8 +370,7 @@ class _Step:
     pack_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Copied:
+class _Copied(Struct, frozen=True):
     """What a step has written: (position, object number, offset) of each chunk.
 
     `damaged` are chunks that could not be read, and why.

@@ -35,13 +35,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.edit.change_set import ForkState
@@ -248,8 +249,7 @@ _KEPT_BYTES: Final = 256 * 1024
 _REFS: Final = attrgetter("refs")
 
 
-@dataclass(slots=True)
-class Written:
+class Written(Struct):
     """Manifests of the base that were written, in order, and what belongs to them.
 
     Parameters
@@ -264,9 +264,9 @@ class Written:
         Bytes that other processes have read for that.
     """
 
-    manifests: list[ManifestRef] = field(default_factory=list)
-    copies: dict[str, bytes] = field(default_factory=dict)
-    zones: dict[bytes, ZonePages] = field(default_factory=dict)
+    manifests: list[ManifestRef] = []
+    copies: dict[str, bytes] = {}
+    zones: dict[bytes, ZonePages] = {}
     bytes_read: int = 0
 
     def add(self, more: Written) -> None:
@@ -305,8 +305,7 @@ def write_in_tasks(
     return write
 
 
-@dataclass(frozen=True, slots=True)
-class _LeafTask:
+class _LeafTask(Struct, frozen=True):
     """What tasks read, and under whose name they write; can be pickled."""
 
     state: ForkState
@@ -326,8 +325,7 @@ class _LeafTask:
         return written
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaf:
+class _Leaf(Struct, frozen=True):
     """A leaf that is encoded, and its data for the index."""
 
     part: Part
@@ -450,8 +448,7 @@ _BASE_COPY_BYTES: Final = 256 * 1024
 _PAGE_COPY_BYTES: Final = 8 * 1024
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(Struct):
     """Estimated pending changes of one node.
 
     Parameters
@@ -533,8 +530,7 @@ def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: floa
     }
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMerge:
+class NodeMerge(Struct, frozen=True):
     """What is merged of one node, beside what its leaves in repacked manifests have.
 
     Parameters

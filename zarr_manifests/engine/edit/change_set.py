@@ -13,10 +13,11 @@ only for nodes that exist.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import le, lt
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.spill import (
@@ -82,8 +83,7 @@ def _fingerprint(ref: InlineRef | NativeRef | VirtualRef) -> tuple[int, int | No
     return ref.length, crc32c(ref.data) if isinstance(ref, InlineRef) else ref.crc32c
 
 
-@dataclass(slots=True)
-class ChangeSet:
+class ChangeSet(Struct, eq=False):
     """Changes to a snapshot.
 
     Attributes
@@ -108,24 +108,22 @@ class ChangeSet:
         Writes refs to manifests and reads them back; without it all refs stay in memory.
     """
 
-    nodes: dict[str, Node | None] = field(default_factory=dict)
-    chunks: dict[bytes, dict[Coords, StoredRef]] = field(default_factory=dict)
-    truncated: dict[bytes, Coords] = field(default_factory=dict)
-    unsynced: list[str] = field(default_factory=list)
-    tables: dict[bytes, tuple[Rows, ...]] = field(default_factory=dict)
-    reads: Reads = field(default_factory=Reads, compare=False)
-    spill: Spill | None = field(default=None, compare=False, repr=False)
-    zones: dict[bytes, tuple[ZoneTable | bytes, ...]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    durable: dict[str, int] = field(default_factory=dict)
-    paths: PathIndex = field(init=False, compare=False, repr=False)
-    """The paths of `nodes` by directory."""
-    _room: int = field(default=0, init=False, compare=False, repr=False)
+    nodes: dict[str, Node | None] = {}
+    chunks: dict[bytes, dict[Coords, StoredRef]] = {}
+    truncated: dict[bytes, Coords] = {}
+    unsynced: list[str] = []
+    tables: dict[bytes, tuple[Rows, ...]] = {}
+    reads: Reads = field(default_factory=Reads)
+    spill: Spill | None = None
+    zones: dict[bytes, tuple[ZoneTable | bytes, ...]] = {}
+    durable: dict[str, int] = {}
+    paths: PathIndex = field(default_factory=PathIndex)
+    """The paths of `nodes` by directory, whatever is given."""
+    _room: int = 0
     """How much fits into the memory budget at least; 0 if not known."""
 
     def __post_init__(self) -> None:
-        self.paths = PathIndex(self.nodes)
+        self.paths, self._room = PathIndex(self.nodes), 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (self.nodes, self.chunks, self.truncated, self.unsynced, self.tables)
@@ -487,8 +485,7 @@ def _disjoint(tables: Sequence[ChunkTable]) -> list[ChunkTable]:
     return parts
 
 
-@dataclass(frozen=True, slots=True)
-class ForkState:
+class ForkState(Struct, frozen=True):
     """A copy of a workspace, as it is pickled.
 
     Parameters

@@ -19,13 +19,13 @@ at from the newest on, until all cells with chunks have a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import batched, islice
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks
 from zarr_manifests.engine.edit.change_set import ChangeSet
@@ -55,8 +55,7 @@ _MOST_COMMITS: Final = 1000
 _AT_ONCE: Final = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkStatistics:
+class ChunkStatistics(Struct, frozen=True, eq=False):
     """Bounds and counts of the values in chunks: one row per chunk that has them, in C order.
 
     Parameters

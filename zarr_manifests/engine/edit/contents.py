@@ -97,9 +97,11 @@ def usage_of(contents: SessionView) -> Usage:
     arrays = []
     for node, table in zip(nodes, told, strict=True):
         path = absolute(node.path)
-        kinds = [_amount(table, kind) for kind in (RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL)]
+        kinds = RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL
+        inline, native, virtual = (_amount(table, kind) for kind in kinds)
+        whole = sum_of((inline, native, virtual))
         grown = growth.get(path, NOTHING)
-        arrays.append(Usage(path, sum_of(kinds), grown, grid_of(node), *kinds))
+        arrays.append(Usage(path, whole, grown, grid_of(node), inline, native, virtual))
     arrays.sort(key=lambda array: array.path)
     total = sum_of(array.total for array in arrays)
     at = known.snapshot_id

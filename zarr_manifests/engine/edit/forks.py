@@ -16,10 +16,10 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState, lies_below
 from zarr_manifests.engine.edit.merge_forks import (

@@ -25,10 +25,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from zarr_manifests.engine.edit.workspace import Workspace
@@ -302,8 +303,7 @@ def _table(
     return table
 
 
-@dataclass(frozen=True, slots=True)
-class _Moved:
+class _Moved(Struct, frozen=True):
     """An array that grows along an axis: its chunks begin at `first` there."""
 
     meta: ArrayMeta

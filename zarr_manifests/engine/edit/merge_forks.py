@@ -26,12 +26,12 @@ token's key is never used again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
 from typing import Final, NoReturn, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below
 from zarr_manifests.engine.edit.node_edits import NodeEdits
@@ -82,19 +82,18 @@ from zarr_manifests.storage import Storage
 _ABSENT: Final = object()
 
 
-@dataclass(slots=True)
-class Owners:
+class Owners(Struct):
     """Which copy each merged chunk and node came from, and its value at that time.
 
     `tables` records chunks in bulk, in merge order; `chunks` records single chunks and is newer.
     `objects` has the keys of chunk objects that copies wrote, `copies` the ids of merged copies.
     """
 
-    chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = field(default_factory=dict)
-    nodes: dict[str, tuple[str, Node | None]] = field(default_factory=dict)
-    tables: dict[bytes, tuple[tuple[str, Rows], ...]] = field(default_factory=dict)
-    objects: set[str] = field(default_factory=set)
-    copies: set[str] = field(default_factory=set)
+    chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = {}
+    nodes: dict[str, tuple[str, Node | None]] = {}
+    tables: dict[bytes, tuple[tuple[str, Rows], ...]] = {}
+    objects: set[str] = set()
+    copies: set[str] = set()
 
     def of(
         self, node_id: bytes, coords: Coords, fetch: Callable[[Rows], ChunkTable]

@@ -14,8 +14,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, same_chunk
 from zarr_manifests.engine.edit.packs import Packs, StagedRef

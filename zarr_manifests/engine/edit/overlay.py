@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from operator import lt
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
 from zarr_manifests.engine.history.ancestry import Follower, collected, expired

@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from zarr_manifests.engine.edit.bulk_chunks import ArrayKeys
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState

@@ -30,12 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.history.ancestry import FOLLOWING, ancestors, walk_length
 from zarr_manifests.engine.history.differences import (
@@ -94,8 +95,7 @@ type Mode = Literal["log", "net"]
 _AT_ONCE: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedCommit:
+class LoggedCommit(Struct, frozen=True):
     """A commit: the id of its snapshot, and its delta."""
 
     snapshot_id: str
@@ -374,8 +374,7 @@ def compared_cells(
     return replace(found, start=old.snapshot_id, end=new.snapshot_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
+class _Array(Struct, frozen=True):
     """An array in one of the two snapshots."""
 
     view: SnapshotView

@@ -15,11 +15,11 @@ a place is in the delta if and only if it differs.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.engine.history.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.history.left_behind import floor_below
@@ -176,8 +176,7 @@ type Line = list[tuple[BlobRef, Snapshot]]
 """Snapshots, newest first, each of which is the parent of the one before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parted:
+class Parted(Struct, frozen=True):
     """Two lines of history, newest first, down to the newest snapshot that both have."""
 
     left: Line
@@ -250,8 +249,7 @@ def _add_past(
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class MergeBase:
+class MergeBase(Struct, frozen=True):
     """The newest snapshot whose changes two lines have, and how far each has come since.
 
     Parameters

@@ -17,9 +17,10 @@ import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+
+from msgspec.structs import replace
 
 from zarr_manifests.engine.history.ancestry import locate
 from zarr_manifests.engine.root.heartbeat import Held, Term

@@ -24,9 +24,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from zarr_manifests.engine.history.ancestry import (
     ages,
@@ -61,8 +62,7 @@ from zarr_manifests.storage.protocol import ReadableStorage
 _AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A pointer to an object of that kind.
 
     `parts` lists a manifest's tables, and `page` describes a page of history, according to the
@@ -136,10 +136,9 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
 
 def tables(value: Any) -> Iterator[ChunkTable]:
     """The chunk tables stored in the object itself."""
-    manifest = {Delta: "embedded", Digest: "tables"}.get(type(value))
-    held = value if isinstance(value, Manifest) else getattr(value, manifest or "", None)
-    if isinstance(held, Manifest):
-        yield from (held.decode(part, data) for part, data in held.parts)
+    match value:
+        case (Manifest() as held) | Delta(embedded=held) | Digest(tables=held):
+            yield from (held.decode(part, data) for part, data in held.parts)
 
 
 def follow(

@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice, repeat
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.history.ancestry import ancestors, entries, snapshot_ref, starts
 from zarr_manifests.engine.root.epochs import claim_branch
@@ -95,8 +97,7 @@ def snapshot_of(context: ReadContext, tip: Branch, app: str, version: int) -> st
 _LISTED: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A snapshot that was found, as the head of a branch.
 
     Parameters

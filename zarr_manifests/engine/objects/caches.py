@@ -60,7 +60,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from typing import Any, Final
 
@@ -553,7 +552,7 @@ def _parts_of(kind: type) -> _Parts | None:
         return _keys_and_values
     if issubclass(kind, np.ndarray):
         return _base
-    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    names = getattr(kind, "__struct_fields__", ())
     if len(names) > 1:
         return attrgetter(*names)
     return None if not names else _only(names[0])

@@ -46,9 +46,10 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
 
 from zarr_manifests.engine.objects.caches import ChunkCache
 from zarr_manifests.errors import (
@@ -86,16 +87,14 @@ SPARE: Final = 0.15
 """What may be fetched in vain from a remote storage, as a share of what is wanted."""
 
 
-@dataclass(slots=True, eq=False)
-class _Turn[K: Hashable]:
+class _Turn[K: Hashable](Struct, eq=False):
     """Ranges asked for in two turns of the loop, by key."""
 
     loop: asyncio.AbstractEventLoop
-    asked: dict[K, list[_Asked]] = field(default_factory=dict)
+    asked: dict[K, list[_Asked]] = {}
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
+class _Asked(Struct, eq=False):
     """A range, and the future its caller waits for."""
 
     start: int
@@ -104,8 +103,7 @@ class _Asked:
     request: _Request | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
+class _Request(Struct, eq=False):
     """One request, and the number of callers that wait for it."""
 
     task: asyncio.Task[None]
@@ -386,14 +384,13 @@ class SessionKeys:
         return f"chunks/{self.start:012d}-{self.lineage.hex()}"
 
 
-@dataclass(slots=True)
-class _Own:
+class _Own(Struct):
     """The part of a session's keys that belongs to one process."""
 
     pid: int
     session_id: str
     numbers: itertools.count[int] = field(default_factory=itertools.count)
-    written: dict[str, bytes] = field(default_factory=dict)
+    written: dict[str, bytes] = {}
     """Key -> digest of the bytes written there."""
 
 

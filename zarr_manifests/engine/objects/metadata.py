@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.caches import OBJECT, DecodedCache, DiskCache
@@ -406,8 +408,7 @@ def _table_name(ref: BlobRef, part: Part) -> tuple[Any, ...]:
     return "table", ref.key, ref.length, ref.crc32c, part.node_id, box.lo, box.hi, part.count
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(Struct, frozen=True):
     """An encoded object and its key."""
 
     key: str

@@ -13,10 +13,10 @@ however often they are saved; a manifest never changes, and is garbage until a c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeGuard
 
 import numpy as np
+from msgspec import Struct
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, Upload
@@ -31,8 +31,7 @@ _INLINE_BYTES: Final = 64
 """Bytes of inline chunks that take about as much memory as a ref."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spilled:
+class Spilled(Struct, frozen=True):
     """A table of chunk refs that is stored in a manifest.
 
     Parameters

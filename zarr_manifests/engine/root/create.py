@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from threading import Lock
+
+from msgspec.structs import replace
 
 from zarr_manifests.config import Config
 from zarr_manifests.engine.objects.metadata import Objects, Upload

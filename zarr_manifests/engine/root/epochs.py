@@ -13,8 +13,9 @@ Invariants (`planning.conflict.admission`), checked against exactly the root tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.root.roots import RootAt, RootReader, Roots

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from zarr_manifests.errors import LeaseError, ManifestsError
 from zarr_manifests.runtime import ForkSafeLock, Runtime
@@ -22,8 +23,7 @@ from zarr_manifests.runtime import ForkSafeLock, Runtime
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(Struct, frozen=True):
     """Until when a lease can be relied on, by two clocks of its holder.
 
     A collection uses the wall clock, which can be set. The monotonic clock cannot be set, but may
@@ -45,8 +45,7 @@ class Term:
         return runtime.monotonic_s() >= self.until_s or runtime.now_ms() >= self.until_ms
 
 
-@dataclass(slots=True, eq=False)
-class Held:
+class Held(Struct, eq=False):
     """A lease that this process renews.
 
     Parameters

@@ -28,12 +28,14 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, Upload
@@ -172,8 +174,7 @@ _TURN_S: Final = 10.0
 _TURN_POLL_S: Final = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class RootAt:
+class RootAt(Struct, frozen=True):
     """A version of the root, and the storage's token to swap it."""
 
     root: Root

@@ -13,10 +13,11 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import Final, NoReturn
+
+from msgspec import Struct
 
 from zarr_manifests.engine.objects.metadata import AtHand, ObjectReader
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
@@ -98,8 +99,7 @@ def _above(directory: str) -> str:
     return directory[: directory.rfind("/", 0, -1) + 1]
 
 
-@dataclass(frozen=True)
-class NodeMaps:
+class NodeMaps(Struct, frozen=True, dict=True):
     """Nodes by path and by id; never changed."""
 
     by_path: Mapping[str, Node]

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.objects.caches import ChunkCache, DiskCache
@@ -33,8 +35,7 @@ from zarr_manifests.virtual.containers import Authorized, Containers
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadContext:
+class ReadContext(Struct, frozen=True):
     """One repository, to read.
 
     Parameters
@@ -96,8 +97,7 @@ class ReadContext:
         return SnapshotView.open(self.objects, self.runtime, tip.head, tip.base, tip.ahead)
 
 
-@dataclass(frozen=True, slots=True)
-class Context(ReadContext):
+class Context(ReadContext, frozen=True):
     """One repository, to read and write.
 
     Parameters

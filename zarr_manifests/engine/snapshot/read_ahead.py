@@ -42,10 +42,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.engine.objects.metadata import ObjectReader

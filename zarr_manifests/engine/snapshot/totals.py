@@ -15,11 +15,12 @@ Invariant: a number marked exact is exact for every reader of the snapshot, what
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.objects.metadata import NotAtHandError
 from zarr_manifests.engine.objects.spill import Rows, Spilled
@@ -148,8 +149,7 @@ def counts_of_base(view: SnapshotView, base: BaseIndex, settled: Set[bytes]) -> 
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Effect:
+class Effect(Struct, frozen=True, eq=False):
     """How a commit changes the numbers of chunks and bytes.
 
     Parameters

@@ -21,12 +21,13 @@ maps. These are reachable, and nothing else under `indexes/` is.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.engine.objects.metadata import Upload
@@ -92,8 +93,7 @@ def usable[T: (Zones, ZonePages, IndexDirectory)](
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class KnownZones:
+class KnownZones(Struct, frozen=True):
     """The zone maps of a snapshot, by node; still packed.
 
     Parameters
@@ -108,7 +108,7 @@ class KnownZones:
 
     context: ReadContext
     recent: tuple[Zones, ...] = ()
-    pointers: Mapping[bytes, BlobRef] = field(default_factory=dict)
+    pointers: Mapping[bytes, BlobRef] = {}
 
     @classmethod
     def of(
@@ -194,8 +194,7 @@ def read_pages(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class PagedLeaves:
+class PagedLeaves(Struct, frozen=True):
     """Leaves of a region whose pages have an entry for each of their chunks, and no other entry.
 
     No live delta changes a chunk of these leaves in the region.

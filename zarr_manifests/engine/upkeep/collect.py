@@ -41,11 +41,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import batched, chain, takewhile
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.compact.compaction import compact
 from zarr_manifests.engine.compact.repack_chunks import repack_chunks
@@ -281,8 +283,7 @@ def _leased(context: ReadContext, lease: Lease) -> tuple[BlobRef, Snapshot]:
         raise CorruptObjectError(f"{key} is leased and not there") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Marks:
+class _Marks(Struct, frozen=True):
     """Keys of everything the root reaches.
 
     `past` are pages of history about expired snapshots only, which live snapshots still name.
@@ -552,8 +553,7 @@ def _remove_temporary(context: Context) -> int:
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
+class _Cut(Struct, frozen=True):
     """A branch's history, split into what it keeps and what leaves it."""
 
     kept: list[Aged]

@@ -22,8 +22,9 @@ the caller says that it has.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from zarr_manifests.engine.history.left_behind import archived_versions, logged
 from zarr_manifests.engine.root.epochs import restored_epoch

@@ -30,13 +30,14 @@ They are kept as columns, since there may be as many as chunks.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import batched, chain, pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from zarr_manifests.engine.history.differences import delta_of
 from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
@@ -83,8 +84,7 @@ type Rows = npt.NDArray[np.int64]
 """Ranges of one object: offset, length and checksum of each."""
 
 
-@dataclass(slots=True)
-class ChunkRanges:
+class ChunkRanges(Struct):
     """The different ranges that tables refer to, by object.
 
     Attributes
@@ -93,8 +93,8 @@ class ChunkRanges:
         A number for the key of each object.
     """
 
-    objects: dict[str, int] = field(default_factory=dict)
-    _rows: list[Rows] = field(default_factory=list)
+    objects: dict[str, int] = {}
+    _rows: list[Rows] = []
     _unfolded: int = 0
     _folded: int = 0
 
@@ -235,14 +235,13 @@ _TASK_BYTES = 256 * 1024**2
 _MOST_LOOKS = 10
 
 
-@dataclass(slots=True)
-class _Findings:
-    problems: dict[str, Problem] = field(default_factory=dict)
+class _Findings(Struct):
+    problems: dict[str, Problem] = {}
     objects: int = 0
     ranges: ChunkRanges = field(default_factory=ChunkRanges)
-    sound: dict[str, Rows] = field(default_factory=dict)
+    sound: dict[str, Rows] = {}
     """Ranges of objects that were read, where all match their checksums."""
-    unguarded: set[tuple[str, int, int]] = field(default_factory=set)
+    unguarded: set[tuple[str, int, int]] = set()
     """Location, offset and length of virtual chunks in files of no known version."""
     patient: bool = True
     """Whether storage errors are recorded, not raised; they say nothing about an object."""
@@ -498,12 +497,11 @@ def _check_alone(value: Any) -> None:
                     raise CorruptObjectError(f"leaves of a node overlap: {box} and {other}")
 
 
-@dataclass(slots=True)
-class _PagedBases:
+class _PagedBases(Struct):
     """Bases with pages, and the tables of the manifests that pages list, by key."""
 
-    bases: list[tuple[BlobRef, Base]] = field(default_factory=list)
-    tables: dict[str, tuple[Part, ...]] = field(default_factory=dict)
+    bases: list[tuple[BlobRef, Base]] = []
+    tables: dict[str, tuple[Part, ...]] = {}
 
     def note(self, link: Link, value: Any) -> None:
         """Note the value if it is one of them."""

@@ -10,9 +10,10 @@ to an older snapshot.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.root import COMPACTOR, Branch, Root
@@ -38,8 +39,7 @@ class Refusal(StrEnum):
     """The parent of the snapshot to amend has expired."""
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(Struct, frozen=True):
     """What admission has to know about a session that wants to change the root.
 
     Parameters
@@ -107,8 +107,7 @@ NO_MARK: Final = -1
 """In place of a version: the application has no mark."""
 
 
-@dataclass(frozen=True, slots=True)
-class Txn:
+class Txn(Struct, frozen=True):
     """A numbered step of an application, which reaches a branch at most once.
 
     Parameters
@@ -185,8 +184,7 @@ def check_app(app: object, version: object) -> None:
     check_marks("txn", {app: version}, 1)  # type: ignore[dict-item]  # checked there
 
 
-@dataclass(frozen=True, slots=True)
-class MarkStep:
+class MarkStep(Struct, frozen=True):
     """A mark that was at `before` and is to be at `version`; `NO_MARK` says that there is none."""
 
     app: str

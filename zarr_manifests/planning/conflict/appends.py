@@ -15,12 +15,12 @@ same length, or nothing is relocated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.errors import AlreadyExistsError, Conflict, ConflictKind, InvalidArgumentError
 from zarr_manifests.format.nodes import Node
@@ -33,8 +33,7 @@ type OnExisting = Literal["error", "skip", "replace"]
 _LISTED: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """Adjacent rows that replace existing ones.
 
     Parameters
@@ -49,8 +48,7 @@ class Run:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class AppendPlan:
+class AppendPlan(Struct, frozen=True):
     """What to do with each row of a dataset; rows in neither field are left out.
 
     Parameters
@@ -235,8 +233,7 @@ def _are(which: npt.NDArray[Any]) -> str:
 _APPENDS = frozenset({Component.GROWTH, Component.CHUNKS, Component.ATTRIBUTES})
 
 
-@dataclass(frozen=True, slots=True)
-class Relocation:
+class Relocation(Struct, frozen=True):
     """How one array's append is relocated.
 
     Parameters

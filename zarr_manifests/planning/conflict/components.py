@@ -34,12 +34,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.chunk_table import ChunkTable
@@ -79,8 +80,7 @@ type _Name = tuple[str, ...]
 _GONE: Final = object()
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentChange:
+class DocumentChange(Struct, frozen=True):
     """What changed in a node's documents.
 
     Parameters
@@ -97,7 +97,7 @@ class DocumentChange:
 
     grown: frozenset[int] = frozenset()
     shrunk: bool = False
-    attributes: Mapping[str, str | None] = field(default_factory=dict)
+    attributes: Mapping[str, str | None] = {}
     structure: bool = False
 
     def then(self, later: DocumentChange) -> DocumentChange:
@@ -285,8 +285,7 @@ def field_changes(old: Node, new: Node) -> Fields:
     return {".".join(key): (was.get(key), now.get(key)) for key in _changed(was, now)}
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedNodes:
+class ChangedNodes(Struct, frozen=True):
     """The nodes that differ between two states, by absolute path.
 
     Parameters
@@ -433,8 +432,7 @@ class Component(StrEnum):
     DELETE = "delete"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeChange:
+class NodeChange(Struct, frozen=True):
     """The changes of one node.
 
     Parameters
@@ -511,8 +509,7 @@ class NodeChange:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """The changes of one or more commits, by node id.
 
     Parameters
@@ -630,8 +627,7 @@ _MOST_CHUNKS: Final = 4096
 _ENCLOSING: Final = ForkSafeLock()
 
 
-@dataclass(slots=True)
-class Reads:
+class Reads(Struct):
     """The reads of a snapshot; threads may record reads concurrently.
 
     Attributes
@@ -644,9 +640,9 @@ class Reads:
         Paths whose documents were requested, whether they exist or not.
     """
 
-    chunks: dict[bytes, set[Coords]] = field(default_factory=dict)
-    boxes: dict[bytes, Box] = field(default_factory=dict)
-    documents: set[str] = field(default_factory=set)
+    chunks: dict[bytes, set[Coords]] = {}
+    boxes: dict[bytes, Box] = {}
+    documents: set[str] = set()
 
     def note(self, node_id: bytes, coords: Coords) -> None:
         """Record that a chunk was read."""

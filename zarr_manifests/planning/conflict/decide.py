@@ -17,11 +17,12 @@ deleted group or below an array.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError
 from zarr_manifests.format.chunk_table import RefKind
@@ -59,8 +60,7 @@ LISTED_CHUNKS: Final = 20
 """How many chunks a conflict lists, unless all are asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rebased:
+class Rebased(Struct, frozen=True):
     """A commit, rebased onto the tip.
 
     Parameters
@@ -76,13 +76,12 @@ class Rebased:
     """
 
     conflicts: tuple[Conflict, ...]
-    nodes: Mapping[str, Node | None] = field(default_factory=dict)
-    dropped: Mapping[bytes, IndexArray] = field(default_factory=dict)
+    nodes: Mapping[str, Node | None] = {}
+    dropped: Mapping[bytes, IndexArray] = {}
     apart: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """A conflict, and what a policy may decide about it."""
 
     conflict: Conflict
@@ -96,8 +95,7 @@ class _Found:
         return self.rows is not None or self.attribute is not None or self.deletion
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class _Pair(Struct, frozen=True):
     """The changes of both sides to one node, and what this side has read."""
 
     node_id: bytes

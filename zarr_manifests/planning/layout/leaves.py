@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Split
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
@@ -39,8 +39,7 @@ from zarr_manifests.grid import Box, Coords, IndexArray, corners, taken
 from zarr_manifests.keys import absolute
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayFacts:
+class ArrayFacts(Struct, frozen=True):
     """The facts about an array that rules, sets and splitting use.
 
     Parameters
@@ -62,10 +61,11 @@ class ArrayFacts:
     grid_shape: Coords
     initialized_chunks: int
     dimension_names: tuple[str | None, ...] | None = None
-    metadata_chunks: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "metadata_chunks", math.prod(self.grid_shape))
+    @property
+    def metadata_chunks(self) -> int:
+        """Number of chunks that the array's document gives room for."""
+        return math.prod(self.grid_shape)
 
     @property
     def is_coordinate(self) -> bool:
@@ -290,8 +290,7 @@ ENDLESS: Final = 2**62
 _SPARSEST: Final = 2**40
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """How one array is split.
 
     Parameters

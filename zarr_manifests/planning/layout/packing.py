@@ -37,11 +37,11 @@ order; what is repacked is proportional to what changes, never to the size of th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet
 from zarr_manifests.errors import InvalidArgumentError
@@ -205,8 +205,7 @@ _TOO_BIG: Final = "its {refs:,} chunk refs are more than the {most:,} of a manif
 _FULL: Final = "the set has its {most:,} manifests already"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedManifest:
+class PlannedManifest(Struct, frozen=True):
     """A manifest to write."""
 
     set_name: str
@@ -218,23 +217,21 @@ class PlannedManifest:
         return sum(leaf.count for leaf in self.leaves)
 
 
-@dataclass(frozen=True, slots=True)
-class Overflow:
+class Overflow(Struct, frozen=True):
     """A set that did not take an array, or some of its leaves, and the reason."""
 
     set_name: str
     why: str
 
 
-@dataclass(slots=True)
-class _Item:
+class _Item(Struct):
     """A unit of placement: an array, or one leaf of a split array."""
 
     facts: ArrayFacts
     leaves: tuple[Part, ...]
     total: int  # refs of the whole array, with leaves that stay elsewhere
     one_by_one: bool
-    refs: int = field(init=False)
+    refs: int = 0
 
     def __post_init__(self) -> None:
         self.refs = sum(leaf.count for leaf in self.leaves)

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.manifest import ManifestRef, Part
@@ -30,8 +32,7 @@ from zarr_manifests.format.root import Branch, Page, PageRef, Root
 from zarr_manifests.ids import lineage_of
 
 
-@dataclass(frozen=True, slots=True)
-class PageLimits:
+class PageLimits(Struct, frozen=True):
     """When a base gets pages, and how large they become.
 
     Parameters
@@ -53,8 +54,7 @@ _FIRST: Final = b""
 """Stands for the first node, whatever it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Planned[Link: (NodePage, LeafPage)]:
+class Planned[Link: (NodePage, LeafPage)](Struct, frozen=True):
     """A page of the new base: the pointer to it if it exists already, else its contents."""
 
     page: Base
@@ -281,8 +281,7 @@ _ENTRIES_LEAST: Final = 256
 _BULK_BYTES: Final = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PageSpill:
+class PageSpill(Struct, frozen=True):
     """The names that move from the root to one page of a section."""
 
     section: Section

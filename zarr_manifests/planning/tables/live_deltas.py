@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import gt
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -52,8 +52,7 @@ def check_axes(box: Box, ndim: int) -> None:
         raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TableSource:
+class TableSource(Struct, frozen=True, eq=False):
     """An object with chunk tables of one node, listed in the read list.
 
     Parameters
@@ -80,24 +79,21 @@ class TableSource:
     manifest: ManifestRef | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Truncation:
+class Truncation(Struct, frozen=True):
     """A truncation; it drops chunks from everything older than the sequence `last`."""
 
     last: int
     shape: Coords
 
 
-@dataclass(frozen=True, slots=True)
-class TablePlace:
+class TablePlace(Struct, frozen=True):
     """One table: its source, and its number among the node's tables there."""
 
     source: TableSource
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Struct, frozen=True):
     """What has to be searched for one chunk.
 
     Parameters

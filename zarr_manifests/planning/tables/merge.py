@@ -9,12 +9,13 @@ newer than a leaf are merged into it, inside its box.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import (
@@ -34,24 +35,21 @@ _TABLES: Final = 64
 _COLUMNS: Final = ("index", "kind", "source", "number", "offset", "length", "crc32c")
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """One delta's changes to one node: a truncation of everything older, then its tables."""
 
     truncated: Coords | None
     tables: tuple[ChunkTable, ...]
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Overlay:
+class Overlay(Struct, frozen=True, weakref=True):
     """All merged layers of one node: the truncation of the base, then the rows on top of it."""
 
     truncated: Coords | None
     table: ChunkTable | None
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(Struct, frozen=True):
     """A leaf of the base, and the overlay inside its box."""
 
     box: Box

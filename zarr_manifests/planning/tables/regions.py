@@ -23,13 +23,13 @@ in gaps are to be few, only the smallest gaps are bridged. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import index
 from typing import TYPE_CHECKING, Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from zarr_manifests.format.chunk_table import (
@@ -128,8 +128,7 @@ DROPPED: Final = -1
 """In an array of moves: the new coordinate, on every axis, that drops the chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moves:
+class Moves(Struct, frozen=True):
     """New coordinates of chunks.
 
     Parameters
@@ -363,8 +362,7 @@ def locate(table: ChunkTable) -> tuple[IndexArray, Locations]:
     return found, Locations(table.sources, distinct // most, distinct % most, files)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ResolvedChunks:
+class ResolvedChunks(Struct, frozen=True, eq=False):
     """Where the chunks of an array are stored: one row per existing chunk, in C order.
 
     Made by `Session.chunk_refs`.
@@ -525,8 +523,7 @@ _FREE_BYTES: Final = 1024
 """To fetch so much takes less time than to send a request, however little is wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class RangeRequest:
+class RangeRequest(Struct, frozen=True):
     """One request for a contiguous part of an object.
 
     Parameters

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from zarr_manifests.format.nodes import Count, Counted, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
@@ -18,8 +19,7 @@ from zarr_manifests.report import Report
 from zarr_manifests.texts import count_text
 
 
-@dataclass(frozen=True, slots=True)
-class Amount(Report):
+class Amount(Report, Struct, frozen=True):
     """A number of chunks and of their bytes, each exact or an upper bound.
 
     Parameters

@@ -31,12 +31,13 @@ the size of the arrays. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -49,8 +50,7 @@ from zarr_manifests.planning.tables.merge import Layer, Overlay, bare, inside, m
 type _Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayShape:
+class ArrayShape(Struct, frozen=True):
     """An array's shape and the shape of its chunks, in cells.
 
     Parameters
@@ -63,8 +63,7 @@ class ArrayShape:
     chunk_shape: Coords
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CellChanges:
+class CellChanges(Struct, frozen=True, eq=False):
     """The cells of arrays of one shape that changed between two snapshots.
 
     Each class of cells is an int64[n, 2, ndim]: half-open boxes of array positions, the lower and
@@ -109,8 +108,7 @@ class CellChanges:
         return not len(self.overwritten) and not len(self.removed)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChangedArray:
+class ChangedArray(Struct, frozen=True, eq=False):
     """What happened to one array.
 
     Parameters
@@ -360,8 +358,7 @@ class Operation(StrEnum):
     OVERWRITE = "overwrite"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Change:
+class Change(Struct, frozen=True, eq=False):
     """One operation on one group, array or other key.
 
     Parameters
@@ -394,7 +391,7 @@ class Change:
     moved_from: str | None = None
     before: ArrayShape | None = None
     after: ArrayShape | None = None
-    fields: Fields = field(default_factory=dict)
+    fields: Fields = {}
 
 
 class NodeTable:
@@ -439,13 +436,12 @@ def changes_of(
         yield replace(record, snapshot_id=snapshot_id)
 
 
-@dataclass(slots=True)
-class Net:
+class Net(Struct):
     """The deltas of a range of commits, merged node by node."""
 
     start: Mapping[bytes, Node]
     nodes: NodeTable
-    _layers: dict[bytes, list[Layer]] = field(default_factory=dict)
+    _layers: dict[bytes, list[Layer]] = {}
 
     @classmethod
     def since(cls, nodes: Iterable[Node]) -> Net:

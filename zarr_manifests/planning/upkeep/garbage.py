@@ -23,11 +23,12 @@ are rewritten. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.config import Snapshots
 from zarr_manifests.errors import InvalidArgumentError
@@ -43,8 +44,7 @@ from zarr_manifests.versions import milliseconds, moment_ms
 _PENDING_MOST = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Aged:
+class Aged(Struct, frozen=True):
     """A snapshot in a history: its reference, its id, and when it was written."""
 
     ref: BlobRef
@@ -52,8 +52,7 @@ class Aged:
     written_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(Struct, frozen=True):
     """Which snapshots to keep: those that satisfy either condition.
 
     Parameters
@@ -272,8 +271,7 @@ _NUMBERS = 10**9
 """More than the objects of one session: source * _NUMBERS + number identifies an object."""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """The live part of a chunk object: the number of ranges, and their bytes."""
 
     chunks: int = 0
@@ -284,8 +282,7 @@ class Use:
         return Use(self.chunks + other.chunks, self.nbytes + other.nbytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """A byte range of a chunk in an object, its checksum, and its position in `PackMoves`."""
 
     key: str

@@ -20,7 +20,6 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, groupby
@@ -28,6 +27,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.zone_maps import HASH_BYTES, PAGE_ROWS, Bounds, ZoneTable
@@ -63,8 +64,7 @@ _PLAIN: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Meaning:
+class Meaning(Struct, frozen=True, eq=False):
     """How an array's stored values are compared, and which are missing.
 
     Parameters

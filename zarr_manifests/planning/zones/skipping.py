@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, timedelta, tzinfo
 from fractions import Fraction
 from functools import partial, reduce
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray, in_few_boxes
@@ -41,8 +41,7 @@ _ABOVE_NAN: Final = (">", ">=", "!=")
 """What NaN matches, where it is greater than every number."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ranges:
+class Ranges(Struct, frozen=True, eq=False):
     """The decoded values of chunks or cells, as far as they are known.
 
     Parameters
@@ -347,8 +346,7 @@ def _integers(values: npt.NDArray[Any], literal: Fraction) -> tuple[_Mask, _Mask
     return values < end, values == end
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
+class Verdict(Struct, frozen=True, eq=False):
     """What one comparison says of the chunks of an array.
 
     Parameters
@@ -382,8 +380,7 @@ class Verdict:
         return np.where(self.index[at] == index, self.match[at], self.unwritten)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class Plan(Struct, frozen=True, eq=False):
     """The chunks of a grid that may match, and why the others do not.
 
     Parameters

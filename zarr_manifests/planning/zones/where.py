@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from functools import partial
@@ -22,6 +21,8 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import force_setattr, replace
 
 from zarr_manifests.errors import InvalidArgumentError, WhereError
 
@@ -100,8 +101,7 @@ _DIGITS: Final = 38
 """Most digits of a decimal in Spark."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """A date or a point in time, as ISO 8601 text.
 
     Parameters
@@ -288,8 +288,7 @@ def _name_sql(name: str) -> str:
     return name if plain else f"`{name.replace('`', '``')}`"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """A comparison of a column with literals.
 
     Parameters
@@ -339,8 +338,8 @@ class Comparison:
             raise InvalidArgumentError(
                 f"{op} of {self.column!r} mixes {' and '.join(sorted(kinds))}"
             )
-        object.__setattr__(self, "op", op)
-        object.__setattr__(self, "values", values)
+        force_setattr(self, "op", op)
+        force_setattr(self, "values", values)
 
     @property
     def sql(self) -> str:
@@ -382,8 +381,7 @@ def _kind(value: End) -> str:
     return "number"
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(Struct, frozen=True):
     """Comparisons that must all hold.
 
     Parameters
