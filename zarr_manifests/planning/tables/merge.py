@@ -155,7 +155,8 @@ def rearranged(
 
 def take(table: ChunkTable, rows: npt.NDArray[np.int64], box: Box) -> ChunkTable:
     """The rows at these positions (ascending), as a table in the given box."""
-    index = table.box.carried(table.linear_index()[rows], box)
+    # Of a full table, the rows are its linear index.
+    index = table.box.carried(rows if table.index is None else table.index[rows], box)
     if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):
         part = _sliced(table, slice(int(rows[0]), int(rows[-1]) + 1))
         return replace(part, box=box, index=None if len(rows) == box.size else index)

@@ -392,7 +392,7 @@ def _addresses(table: ChunkTable) -> ChunkTable:
 def valid(zones: ZoneTable, table: ChunkTable | None) -> npt.NDArray[np.bool_]:
     """Which entries describe the chunk that `table` has at their coordinate (bool[n])."""
     count = np.zeros(len(zones), np.bool_)
-    if table is None or table.box.ndim != zones.box.ndim:
+    if table is None or not table.box.overlaps(zones.box):
         return count
     if same_rows(zones.addresses, table):  # as those of chunks that were written together have
         due = known = _identified(table)
