@@ -378,12 +378,18 @@ class Containers(Struct, frozen=True):
         Raises
         ------
         InvalidArgumentError
-            If a name or URL is malformed, or a URL contains a user or a password.
+            If there are no names, a name or URL is malformed, or a URL contains a user or a
+            password.
         ConfigError
             If options are unknown or of the wrong type.
         UnsupportedStorageError
             If the scheme of a URL is not supported.
         """
+        if not isinstance(given, Mapping | None):
+            raise InvalidArgumentError(
+                "virtual containers have names: give a mapping such as "
+                f'{{"era5": "s3://era5-pds"}}, not a {type(given).__name__}'
+            )
         places = {check_container_name(name): container_of(v) for name, v in (given or {}).items()}
         return Containers(places)
 

@@ -55,6 +55,12 @@ def refer(store: Any, folder: Path) -> None:
     store.set_virtual_refs("a", order[:, None], urls, order // 32, order % 32, np.ones(64, int))
 
 
+@pytest.mark.parametrize("given", [["s3://era5-pds"], "s3://era5-pds", [zm.VirtualContainer("/")]])
+def test_containers_without_names_are_refused(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="virtual containers have names"):
+        zm.create("memory://unnamed", virtual_containers=given)
+
+
 def test_links_and_climbing_do_not_leave_the_container(
     repo: zm.Repository, folder: Path, tmp_path: Path
 ) -> None:
