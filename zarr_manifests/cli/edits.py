@@ -256,20 +256,20 @@ def run_clean(
     if keep.isdecimal() and len(keep) < 19:
         count = int(keep)
     elif keep != "config":
-        age = _duration(keep)
+        age = _duration(keep, "neither a number of versions, nor an age such as 30d, nor config")
     if no_collect:
         return repo.expire_snapshots(count, age, dry_run=dry_run)
     return repo.clean(age if count is None else count, wait, dry_run=dry_run)
 
 
-def _duration(text: str) -> timedelta:
+def _duration(
+    text: str, wrong: str = "not a duration; write it as 30d, 24h, 10m or 0s"
+) -> timedelta:
     from zarr_manifests.config import duration_of
 
     found = timedelta(0) if text.strip() == "0" else duration_of(text)
     if found is None:
-        raise InvalidArgumentError(
-            f"{text[:40]!r} is not a duration; write it as 30d, 24h, 10m or 0s"
-        )
+        raise InvalidArgumentError(f"{text[:40]!r} is {wrong}")
     return found
 
 

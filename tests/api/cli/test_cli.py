@@ -170,6 +170,7 @@ def test_clean_expires_only_what_it_is_told_to(tmp_path: Path) -> None:
     assert left("--grace", "0") == 2
     assert sorted(tmp_path.rglob("*")) != files
     assert left("--keep", "config") == 1
+    assert "nor an age such as 30d, nor config" in call("clean", tmp_path, "--keep", "many").stderr
 
 
 @pytest.mark.parametrize("place", ["fill_value", "data_type"])
