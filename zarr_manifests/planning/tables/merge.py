@@ -341,13 +341,15 @@ def fold_leaves(leaves: Sequence[Leaf], outside: Overlay) -> ChunkTable | None:
     `outside` applies to chunks in no leaf.
     """
     rest, tables = outside.table, []
+    inside = np.zeros(0 if rest is None else len(rest), np.bool_)
     for leaf in leaves:
         over = leaf.overlay.table
         if over is not None:
             over = within(over, leaf.box)
         tables.append(fold([leaf.table], Overlay(leaf.overlay.truncated, over)))
         if rest is not None:
-            rest = select(rest, ~in_box(rest, leaf.box))
+            inside |= in_box(rest, leaf.box)
+    rest = None if rest is None else select(rest, ~inside)
     return fold([table for table in tables if table is not None], Overlay(None, rest))
 
 
