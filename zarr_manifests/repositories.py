@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from zarr_manifests.reports import RecoveryReport
     from zarr_manifests.session import Fork, Session
 
+type Location = str | os.PathLike[str] | Storage | Repository
+
 
 def create(
     location: str | os.PathLike[str] | Storage,
@@ -139,7 +141,7 @@ def exists(
 
 
 def recover(
-    location: str | os.PathLike[str] | Storage | Repository,
+    location: Location,
     version: int | None = None,
     *,
     dry_run: bool = False,
@@ -217,7 +219,7 @@ def recover(
 
 
 def repository_of(
-    location: str | os.PathLike[str] | Storage | Repository,
+    location: Location,
     storage_options: Mapping[str, object] | None = None,
     *,
     virtual_containers: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,

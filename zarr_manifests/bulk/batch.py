@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,9 @@ from zarr_manifests.engine.edit.workspace import INTERRUPTED, Workspace
 from zarr_manifests.engine.objects.chunks import SPARE
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
-from zarr_manifests.store import ManifestStore
+
+if TYPE_CHECKING:
+    from zarr_manifests.store import ManifestStore
 
 type Results = tuple[GetResult, ...]
 type _Values = npt.NDArray[Any]

@@ -19,20 +19,17 @@ from functools import partial, reduce
 from typing import Any, Final, Literal
 
 import numpy as np
-from msgspec.structs import replace
 from pyarrow.types import is_binary, is_string
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.zones.skipping import comparable
 from zarr_manifests.reports import ChunkSelection
-from zarr_manifests.repositories import repository_of
-from zarr_manifests.repository import Repository, changed_cells, resolved
+from zarr_manifests.repositories import Location, repository_of
 from zarr_manifests.spark.job import Job, chunks_in, options_of, with_lease
-from zarr_manifests.spark.plan import Location, ReadOptions, SparkFacts, plan_read, restrict
+from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_changes, plan_read
 from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import mapped
 from zarr_manifests.spark.worker import run_arrow
@@ -364,96 +361,3 @@ def changes(
         part = rows(spark, with_lease(job, lease))
         frames.append(part if cells == "added" else part.withColumn(CHANGE, f.lit(kind)))
     return reduce(DataFrame.union, frames)
-
-
-def plan_changes(
-    repository: Repository,
-    options: ReadOptions,
-    facts: SparkFacts,
-    start: str | None,
-    end: str,
-    kinds: Sequence[str] = ("added",),
-) -> dict[str, Job]:
-    """Find the cells that changed from `start` to `end`, and plan to read each kind of them.
-
-    `start` and `end` are named as for `changes`; the options name no snapshot.
-
-    Raises
-    ------
-    ManifestsError
-        As for `changes`.
-    """
-    if options.layout != "long" or options.version is not None:
-        raise InvalidArgumentError(
-            "changes has a row for each cell, from start to end: only read takes layout and version"
-        )
-    last = resolved(repository, end)
-    options = replace(options, version=last)
-    whole = plan_read(repository, options, facts)
-    first = None if start is None else resolved(repository, start)
-    group = whole.group.rstrip("/")
-    paths = [f"{group}/{column.name}" for column in whole.variables]
-    if not paths:
-        raise InvalidArgumentError(
-            "all variables are coordinates, whose changes are not tracked; name another variable "
-            "with variables=[...]"
-        )
-    cells = changed_cells(repository, paths, first, last)
-    if first is not None and cells.old_shape is not None:
-        _check_coordinates(repository, whole, first, last)
-    jobs = {}
-    for kind in kinds:
-        boxes, job = getattr(cells, kind), whole
-        if kind == "removed":
-            if not len(boxes):
-                continue
-            job = plan_read(repository, replace(options, version=cells.start), facts)
-            if job.schema != whole.schema:
-                raise InvalidArgumentError(
-                    f"the columns at snapshot {cells.start}, {job.schema.simpleString()}, are "
-                    f"not those at {cells.end}, {whole.schema.simpleString()}, so removed "
-                    "cells do not fit into this table; read them at the first snapshot"
-                )
-        jobs[kind] = restrict(job, boxes)
-    return jobs
-
-
-def _check_coordinates(repository: Repository, whole: Job, first: str, last: str) -> None:
-    """Raise if a coordinate has other values now, or a variable has other dimensions."""
-    try:
-        how: Any = {"decode_times": whole.options.decode_times}
-        sessions = map(repository.readonly_session, (first, last))
-        old, new = (Source(each, whole.group, **how) for each in sessions)
-    except NotFoundError as error:
-        raise InvalidArgumentError(
-            f"the variables were not in group {whole.group} at snapshot {first}, so their "
-            "coordinates cannot be compared. Read the whole of a newer snapshot, and the changes "
-            "from there on"
-        ) from error
-    dims = tuple(column.name for column in whole.dimensions)
-    for column in whole.variables:
-        was = old.dims.get(column.name, dims)
-        if was != dims:
-            raise InvalidArgumentError(
-                f"{column.name} has the dimensions {', '.join(dims)} now, and had "
-                f"{', '.join(was)} at snapshot {first}, so its rows cannot be compared"
-            )
-    for dim in dims:
-        before, after = old.coordinate(dim), new.coordinate(dim)
-        at = _first_difference(before, after)
-        if at is not None:
-            raise InvalidArgumentError(
-                f"the coordinate {dim!r} has other values at snapshot {last} than at {first}, from "
-                f"position {at} on, so positions do not identify rows. Read the whole of a newer "
-                "snapshot, and the changes from there on"
-            )
-
-
-def _first_difference(before: Any, after: Any) -> int | None:
-    """The first position at which the values differ; a value in place of a missing one does not."""
-    if before is None or after is None:
-        return None if before is after else 0
-    size = min(len(before), len(after))
-    was, now = before[:size], after[:size]
-    differ = np.asarray(was != now, bool) & ~comparable(was)[1]
-    return int(np.flatnonzero(differ)[0]) if differ.any() else None

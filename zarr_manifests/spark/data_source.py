@@ -61,9 +61,10 @@ from zarr_manifests import repositories
 from zarr_manifests.config import duration_of
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.planning.conflict.admission import Txn
+from zarr_manifests.repositories import Location
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
-from zarr_manifests.spark.cell_rows import plan_changes, read
+from zarr_manifests.spark.cell_rows import read
 from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
 from zarr_manifests.spark.dataframes import (
     QUERY_ID,
@@ -73,8 +74,8 @@ from zarr_manifests.spark.dataframes import (
     plan_write,
     write_rows,
 )
-from zarr_manifests.spark.job import Job, with_lease
-from zarr_manifests.spark.plan import Location, ReadOptions, SparkFacts, check_shared, plan_read
+from zarr_manifests.spark.job import Job, check_shared, with_lease
+from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_changes, plan_read
 from zarr_manifests.spark.stream import ChangeStream, StreamOptions, same_columns
 from zarr_manifests.spark.tasks import PICKLE
 from zarr_manifests.spark.worker import JobReader, briefly

@@ -51,7 +51,7 @@ from zarr_manifests.planning.conflict.admission import Txn, txn_of
 from zarr_manifests.planning.scan import Bins, common_unit, default_chunks
 from zarr_manifests.planning.zones.skipping import matching_runs
 from zarr_manifests.planning.zones.where import parse_where, zone_of
-from zarr_manifests.repositories import let_others_open, write_into
+from zarr_manifests.repositories import Location, let_others_open, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_writer import (
@@ -66,8 +66,13 @@ from zarr_manifests.spark.cell_writer import (
     to_numpy,
     write_cells,
 )
-from zarr_manifests.spark.job import check_options, options_of
-from zarr_manifests.spark.plan import Location, SparkFacts, check_shared, shared_repository
+from zarr_manifests.spark.job import (
+    SparkFacts,
+    check_options,
+    check_shared,
+    options_of,
+    shared_repository,
+)
 from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import PICKLE, mapped, results
 from zarr_manifests.storage.url import storage_of

@@ -39,7 +39,7 @@ import os
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -52,15 +52,24 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructType
 
 from zarr_manifests import repositories
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError, StorageError
+from zarr_manifests.errors import (
+    InvalidArgumentError,
+    ManifestsError,
+    StorageError,
+    UnsupportedStorageError,
+)
 from zarr_manifests.grid import Box, IndexArray, grid_shape
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.zones.where import Where
-from zarr_manifests.spark.source import Recipe, Source
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 from zarr_manifests.texts import plain_text
 from zarr_manifests.virtual.containers import VirtualContainer
+
+if TYPE_CHECKING:
+    from zarr_manifests.repositories import Location
+    from zarr_manifests.repository import Repository
+    from zarr_manifests.spark.source import Recipe, Source
 
 _LOG = logging.getLogger(__name__)
 _RENEWED: Final = 0.5 + 0.3 * os.urandom(1)[0] / 255
@@ -84,6 +93,36 @@ _REAL_CALENDARS: Final = frozenset({"standard", "gregorian", "proleptic_gregoria
 
 
 # --- what is asked for -----------------------------------------------------------------------
+
+
+def shared_repository(
+    url: Location, storage_options: Mapping[str, object] | None = None
+) -> Repository:
+    """Return a repository that Spark's workers can reach.
+
+    Raises
+    ------
+    UnsupportedStorageError
+        If it is in the memory of this process.
+    """
+    repository = repositories.repository_of(url, storage_options)
+    check_shared(repository.storage)
+    return repository
+
+
+def check_shared(storage: Storage) -> None:
+    """Refuse a storage that Spark's workers cannot reach.
+
+    Raises
+    ------
+    UnsupportedStorageError
+        If it is in the memory of this process.
+    """
+    if not storage.capabilities.shared:
+        raise UnsupportedStorageError(
+            f"{storage.url} is in the memory of this process, and Spark's tasks run in others; put "
+            "the repository on a local disk or a storage they can see"
+        )
 
 
 class ReadOptions(Struct, frozen=True, kw_only=True):

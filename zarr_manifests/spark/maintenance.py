@@ -44,12 +44,11 @@ from zarr_manifests.reports import (
     StatisticsReport,
     VerifyReport,
 )
-from zarr_manifests.repositories import repository_of
+from zarr_manifests.repositories import Location, repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
 from zarr_manifests.session import Session, estimate_of
-from zarr_manifests.spark.job import LeftLease
-from zarr_manifests.spark.plan import Location, check_shared, shared_repository
+from zarr_manifests.spark.job import LeftLease, check_shared, shared_repository
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.spark.worker import briefly, opened
 from zarr_manifests.storage import Storage

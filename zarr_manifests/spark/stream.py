@@ -42,8 +42,8 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.reports import SnapshotInfo
 from zarr_manifests.repository import Repository, changed_cells, context_of, resolved
-from zarr_manifests.spark.cell_rows import plan_changes
 from zarr_manifests.spark.job import Job, chunks_in
+from zarr_manifests.spark.plan import plan_changes
 from zarr_manifests.spark.worker import partition_batches
 from zarr_manifests.versions import HEADS, MAIN
 

@@ -47,7 +47,8 @@ from pyspark.util import inheritable_thread_target
 
 from zarr_manifests.errors import InvalidArgumentError, JavaNotFoundError
 from zarr_manifests.reports import IngestReport
-from zarr_manifests.spark.plan import Location, SparkFacts
+from zarr_manifests.repositories import Location
+from zarr_manifests.spark.job import SparkFacts
 
 if TYPE_CHECKING:
     import xarray as xr

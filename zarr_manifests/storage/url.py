@@ -15,8 +15,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
-from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.object_clients import checked_credentials, function_named, is_secret
 from zarr_manifests.storage.protocol import Storage
 from zarr_manifests.texts import near_names
@@ -154,6 +152,8 @@ def from_url(
     scheme, rest, said = _split(url, options)
     _check(scheme, said)
     if scheme == "file":
+        from zarr_manifests.storage.local import LocalStorage
+
         return LocalStorage(rest, **said)
     if scheme != "memory":
         return _object(scheme, rest, said)
@@ -161,6 +161,8 @@ def from_url(
         raise InvalidArgumentError(
             "memory:// needs a name, as in memory://my-data, to be opened a second time"
         )
+    from zarr_manifests.storage.memory import MemoryStorage
+
     return MemoryStorage(rest)
 
 

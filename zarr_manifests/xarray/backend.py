@@ -17,14 +17,12 @@ from zarr_manifests.bulk import use_bulk
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.records import MAGIC
-from zarr_manifests.repositories import repository_of
+from zarr_manifests.repositories import Location, repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
 from zarr_manifests.virtual.containers import Authorized
-
-type Location = str | os.PathLike[str] | Storage | Repository
 
 _TASK_BYTES: Final = 32 * 1024**2
 

@@ -37,12 +37,12 @@ from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import V3_DOCUMENT, directory, join
 from zarr_manifests.planning.tables.merge import unset_at
+from zarr_manifests.repositories import Location
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.storage.protocol import Version
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.virtual.virtual_refs import VirtualReader
-from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.fit import DECODED_BY
 from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, is_virtual, parts_of
 from zarr_manifests.xarray.stored_group import StoredGroup

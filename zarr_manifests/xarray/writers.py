@@ -42,7 +42,7 @@ from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
 from zarr_manifests.planning.conflict.admission import Txn, txn_of
 from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting, aligned_blocks
-from zarr_manifests.repositories import write_into
+from zarr_manifests.repositories import Location, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting import meaning_of_bounds
@@ -51,7 +51,6 @@ from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.array_target import DatasetWriter
-from zarr_manifests.xarray.backend import Location
 from zarr_manifests.xarray.fit import Fit, explained, is_time, of_first_label
 from zarr_manifests.xarray.parts import (
     DatasetPart,
