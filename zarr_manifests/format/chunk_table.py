@@ -44,7 +44,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -448,10 +448,8 @@ def chunk_key(session: str, number: int) -> str:
     return f"chunks/{session}/{number}"
 
 
-class NativeRef(NamedTuple):
+class NativeRef(Struct, frozen=True):
     """A chunk that is a byte range of an object of the repository.
-
-    A tuple, since every chunk read creates one, and a frozen dataclass takes five times as long.
 
     Parameters
     ----------
@@ -520,7 +518,6 @@ _MOST: Final = {
     "number": 10**9 - 1,
     "length": 2**48,
 }
-_new_tuple: Final = tuple.__new__
 # Plain integers for lookups, since enum members are slow.
 _UNSET, _INLINE, _NATIVE, _VIRTUAL = map(
     int, (RefKind.UNSET, RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL)
@@ -622,10 +619,8 @@ class ChunkTable(Struct, frozen=True, eq=False):
         kind, length = self.kind.item(row), self.length.item(row)
         if kind == _NATIVE:
             source, number = self.sources[self.source.item(row)], self.number.item(row)
-            # Equivalent to `NativeRef(...)`, which takes twice as long.
-            return _new_tuple(
-                NativeRef, (source, number, self.offset.item(row), length, self.crc32c.item(row))
-            )
+            offset, crc32c = self.offset.item(row), self.crc32c.item(row)
+            return NativeRef(source, number, offset, length, crc32c)
         if kind == _VIRTUAL:
             crc = self.crc32c.item(row) if self.number.item(row) else None
             file = self.virtual[self.source.item(row)]
@@ -651,8 +646,8 @@ class ChunkTable(Struct, frozen=True, eq=False):
         rows = zip(coords, *columns, strict=True)
         for where, kind, source, number, offset, length, crc in rows:
             if kind == _NATIVE:
-                fields = self.sources[source], number, offset, length, crc
-                found.append((where, _new_tuple(NativeRef, fields)))
+                native = NativeRef(self.sources[source], number, offset, length, crc)
+                found.append((where, native))
             elif kind == _VIRTUAL:
                 known = crc if number else None
                 found.append((where, VirtualRef(self.virtual[source], offset, length, known)))

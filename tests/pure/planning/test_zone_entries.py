@@ -69,8 +69,8 @@ COORDS = st.tuples(st.integers(0, 3), st.integers(0, 2))
 def key_of(ref: StoredRef) -> object:
     """What identifies a chunk, said another way; None if nothing does."""
     match ref:
-        case NativeRef():
-            return ref[:4]
+        case NativeRef(source, number, offset, length):
+            return source, number, offset, length
         case VirtualRef(source, _, _, crc):
             return None if source.etag is source.modified_ms is crc is None else ref
         case InlineRef():

@@ -358,7 +358,8 @@ class ChangeSet(Struct, eq=False):
 
         Without those of spilled refs, which are durable already.
         """
-        objects = {ref[:2] for _, _, ref in self.refs() if isinstance(ref, NativeRef)}
+        refs = (ref for _, _, ref in self.refs() if isinstance(ref, NativeRef))
+        objects = {(ref.source, ref.number) for ref in refs}
         found = {chunk_key(*each) for each in objects if each[0] in sessions}
         for table in filter(resident, chain.from_iterable(self.tables.values())):
             found |= native_keys(table, sessions)

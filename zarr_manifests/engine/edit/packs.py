@@ -44,10 +44,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from operator import itemgetter
-from typing import Final, NamedTuple
+from operator import attrgetter
+from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet
@@ -82,10 +83,7 @@ class StagedRef(InlineRef, frozen=True, eq=False):
         return cls(data, crc32c(data))
 
 
-_new_tuple: Final = tuple.__new__
-
-
-class _Place(NamedTuple):
+class _Place(Struct, frozen=True):
     ref: StagedRef
     node_id: bytes
     coords: Coords
@@ -143,7 +141,7 @@ class Pack:
         of, offset = int(number), 0
         for ref in self.staged:
             length = len(ref.data)
-            yield ref, _new_tuple(NativeRef, (session, of, offset, length, ref.crc32c))
+            yield ref, NativeRef(session, of, offset, length, ref.crc32c)
             offset += length
 
     @property
@@ -214,9 +212,10 @@ class Packs:
         for ref, native in pack.rows() if self._measured else ():
             if id(ref) in self._measured and id(ref) in self._places:
                 meaning, bounds, row = self._measured[id(ref)]
-                _, node_id, coords = self._places[id(ref)]
-                refs, rows, _ = found.setdefault((node_id, meaning, id(bounds)), ({}, [], bounds))
-                refs[coords] = native
+                place = self._places[id(ref)]
+                group = place.node_id, meaning, id(bounds)
+                refs, rows, _ = found.setdefault(group, ({}, [], bounds))
+                refs[place.coords] = native
                 rows.append(row)
         made: list[tuple[bytes, ZoneTable]] = []
         for (node_id, meaning, _), (refs, rows, bounds) in found.items():
@@ -234,7 +233,7 @@ class Packs:
             if isinstance(ref, StagedRef):
                 at = id(ref)
                 is_new = at not in self._places
-                self._places[at] = _new_tuple(_Place, (ref, node_id, coords))
+                self._places[at] = _Place(ref, node_id, coords)
                 if is_new:
                     self._open_bytes += len(ref.data)
                     self._open[at] = ref
@@ -308,13 +307,13 @@ class Packs:
             self.stage(node_id, refs)
 
     def _is_live(self, ref: StagedRef, changes: ChangeSet) -> bool:
-        _, node_id, coords = self._places[id(ref)]
-        refs = changes.chunks.get(node_id)
-        return refs is not None and refs.get(coords) is ref
+        place = self._places[id(ref)]
+        refs = changes.chunks.get(place.node_id)
+        return refs is not None and refs.get(place.coords) is ref
 
     def _pack(self, staged: Iterable[StagedRef]) -> Pack:
         places = [self._places[id(ref)] for ref in staged]
-        places.sort(key=itemgetter(1, 2))
+        places.sort(key=attrgetter("node_id", "coords"))
         return Pack(self._new_key(), [place.ref for place in places])
 
     def _reopen(self, staged: Iterable[StagedRef]) -> None:

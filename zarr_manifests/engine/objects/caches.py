@@ -644,4 +644,4 @@ def _identity(ref: NativeRef | VirtualRef) -> bytes:
 
 
 def _name(ref: NativeRef | VirtualRef) -> tuple[Any, ...]:
-    return ref if isinstance(ref, NativeRef) else ("elsewhere", _identity(ref))
+    return "chunk", ref if isinstance(ref, NativeRef) else _identity(ref)
