@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -41,7 +40,7 @@ from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.ids import lineage_of
 from zarr_manifests.keys import V3_DOCUMENT, directory
 from zarr_manifests.progress import expect, tell
-from zarr_manifests.reports import CloneReport, ExportReport, SnapshotInfo
+from zarr_manifests.reports import CloneReport, ExportReport
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository, context_of
 from zarr_manifests.session import Session
@@ -584,15 +583,16 @@ class _IcechunkHistory:
         versions += [TAGS + name for name in self._refs.tags()]
         for version in versions:
             rewritten: list[str] = []
-            for info in starmap(SnapshotInfo, self._refs.history(version, None)):
+            for entries, at in self._refs.history(version, None):
+                info = entries.entry(at)
                 snapshot_id, name = info.snapshot_id, info.metadata.get(_NAME)
                 by = info.metadata.get(_BY)
                 seen = snapshot_id in self._names
                 if seen:
                     name = self._names[snapshot_id]
-                elif info.parent_id is None:
+                elif info.parent is None:
                     name, self._first = "", snapshot_id
-                elif info.kind == CommitKind.REWRITE.value:
+                elif info.kind is CommitKind.REWRITE:
                     rewritten.append(snapshot_id)
                     continue
                 elif by is not None and by != lineage_of(snapshot_id):
@@ -678,7 +678,7 @@ class _IcechunkHistory:
         icechunk's expiry makes the oldest snapshot that it keeps the child of the first one.
         """
         ((parts, at),) = self._refs.history(head, 1)
-        written = SnapshotInfo(parts, at).metadata.get(_TIME)
+        written = parts.metadata[at].get(_TIME)
         return len(lineage) > 1 and isinstance(written, str) and written < _written(lineage[1])
 
     def _import_tag(self, tag: str, snapshot: str) -> None:

@@ -431,7 +431,7 @@ class Repository:
         from zarr_manifests.reports import Ancestry, SnapshotInfo  # rarely needed, and many classes
 
         found = self._refs.history(version, limit)
-        snapshots = itertools.starmap(SnapshotInfo, found)
+        snapshots = itertools.starmap(SnapshotInfo.of, found)
         return Ancestry(snapshots, partial(graph_of, self), version or DEFAULT_BRANCH, limit)
 
     @overload

@@ -49,15 +49,13 @@ def moved_tops(moved: Mapping[str, str]) -> dict[str, str]:
     return {old: new for old, new in moved.items() if not went_along(old, new)}
 
 
-class SnapshotInfo(Report):
+class SnapshotInfo(Report, Struct, frozen=True):
     """One entry of the history.
 
-    What it says is looked up when it is asked for, since a listing may have many thousands.
-
-    Attributes
+    Parameters
     ----------
-    snapshot_id, id : str
-        The snapshot's id.
+    snapshot_id : str
+        The snapshot's id; also `id`.
     parent_id : str or None
         Its parent's; None for the first of a repository.
     written_at : datetime
@@ -80,77 +78,40 @@ class SnapshotInfo(Report):
         is left out. `Repository.totals` gives the same per array.
     """
 
-    __slots__ = ("_at", "_entries")
+    snapshot_id: str
+    parent_id: str | None
+    written_at: datetime
+    kind: str
+    message: str
+    metadata: Mapping[str, Any]
+    author: str
+    written: Mapping[str, int]
+    commit_id: str
+    totals: Mapping[str, int]
 
-    def __init__(self, entries: HistoryEntries, at: int) -> None:
-        self._entries = entries
-        self._at = at
+    @classmethod
+    def of(cls, entries: HistoryEntries, at: int) -> SnapshotInfo:
+        """What the entry at that position says."""
+        parent = None if at else entries.parent
+        before = entries.ids[at - 1] if at else parent and parent.snapshot_id
+        metadata = entries.metadata[at]
+        return cls(
+            entries.ids[at],
+            before,
+            datetime.fromtimestamp(entries.written_ms[at] / 1000, UTC),
+            entries.kinds[at],
+            entries.messages[at] or "",
+            metadata,
+            str(metadata.get("author", "")),
+            numbers_at(entries.totals, at),
+            entries.commit_id(at).hex(),
+            numbers_at(entries.sums, at),
+        )
 
     @property
-    def snapshot_id(self) -> str:
+    def id(self) -> str:
         """The snapshot's id."""
-        return self._entries.ids[self._at]
-
-    id = snapshot_id
-    """The same."""
-
-    @property
-    def parent_id(self) -> str | None:
-        """The id of its parent; None for the first of a repository."""
-        parent = self._entries.parent_of(self._at)
-        return None if parent is None else parent.snapshot_id
-
-    @property
-    def written_at(self) -> datetime:
-        """When it was written, in UTC, by the committer's clock."""
-        return datetime.fromtimestamp(self._entries.written_ms[self._at] / 1000, UTC)
-
-    @property
-    def kind(self) -> str:
-        """What the commit mostly did."""
-        return self._entries.kinds[self._at]
-
-    @property
-    def message(self) -> str:
-        """The commit message."""
-        return self._entries.messages[self._at] or ""
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """What the committer wanted kept."""
-        return self._entries.metadata[self._at]
-
-    @property
-    def author(self) -> str:
-        """Who committed; may be empty."""
-        return str(self.metadata.get("author", ""))
-
-    @property
-    def written(self) -> Mapping[str, int]:
-        """What the commit did."""
-        return numbers_at(self._entries.totals, self._at)
-
-    @property
-    def commit_id(self) -> str:
-        """The id of the commit, 32 hexadecimal digits."""
-        return self._entries.commit_id(self._at).hex()
-
-    @property
-    def totals(self) -> Mapping[str, int]:
-        """What the snapshot holds."""
-        return numbers_at(self._entries.sums, self._at)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SnapshotInfo):
-            return NotImplemented
-        return self._entries.entry(self._at) == other._entries.entry(other._at)
-
-    def __hash__(self) -> int:
-        return hash(self.snapshot_id)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Without the other entries.
-        return SnapshotInfo, (HistoryEntries.of([self._entries.entry(self._at)]), 0)
+        return self.snapshot_id
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes by name; counts are named as attributes are."""
@@ -167,11 +128,6 @@ class SnapshotInfo(Report):
         by = f"  by {self.author}" if self.author else ""
         yield f"{self.snapshot_id}  {time_text(self.written_at)}  {self.kind}{by}"
         yield f"    {self.message}" + (f"  [{facts}]" if facts else "")
-
-    def __repr__(self) -> str:
-        names = ("snapshot_id", "parent_id", "written_at", "kind", "message", "metadata", "written")
-        shown = (f"{name}={getattr(self, name)!r}" for name in (*names, "commit_id", "totals"))
-        return f"SnapshotInfo({', '.join(shown)})"
 
 
 class Ancestry(Iterator[SnapshotInfo]):

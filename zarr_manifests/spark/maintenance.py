@@ -295,7 +295,7 @@ def driver_table(
     """Make any of the tables but `chunks`, as `metadata_table` documents them, without Spark."""
     if table == "snapshots":
         # Its `id` is its `snapshot_id`.
-        return to_arrow(repository.ancestry(session.snapshot_id), SnapshotInfo).drop_columns("id")
+        return to_arrow(repository.ancestry(session.snapshot_id), SnapshotInfo)
     if table == "operations":
         return to_arrow(repository.ops_log(), LoggedOperation)
     if table == "manifests":
@@ -307,8 +307,7 @@ def driver_table(
 def to_arrow(rows: Iterable[object], kind: type) -> pa.Table:
     """Make a table of values of one class, with a column for each of its attributes.
 
-    Columns have the names of the dataclass's fields, or of the class's properties if it is none,
-    and the types of their annotations.
+    Columns have the names of the struct's fields, and the types of their annotations.
 
     Examples
     --------
@@ -318,13 +317,8 @@ def to_arrow(rows: Iterable[object], kind: type) -> pa.Table:
     >>> table.select(["key", "set_name", "refs"]).to_pylist()
     [{'key': None, 'set_name': 'default', 'refs': 12}]
     """
-    hints = get_type_hints(kind) or {
-        name: get_type_hints(found.fget)["return"]
-        for name, found in vars(kind).items()
-        if isinstance(found, property)
-    }
     listed, columns = list(rows), {}
-    for name, hint in hints.items():
+    for name, hint in get_type_hints(kind).items():
         what = hint if hint in _COLUMNS else get_args(hint)[0]  # or None
         values = [getattr(row, name) for row in listed]
         if what == Mapping[str, Any]:
