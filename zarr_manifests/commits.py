@@ -48,7 +48,7 @@ from zarr_manifests.errors import (
     ManifestsError,
     TransactionAlreadyCommitted,
 )
-from zarr_manifests.format.nodes import CommitKind
+from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict.admission import (

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from zarr_manifests.errors import InvalidArgumentError
 
 NODE_ID_BYTES: Final = 12
+COMMIT_ID_BYTES: Final = 16
 _LARGE_BYTES: Final = 64 * 1024
 _RANDOM_BYTES: Final = 12
 _SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)

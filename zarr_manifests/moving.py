@@ -26,7 +26,7 @@ from zarr_manifests.engine.edit.import_references import apply_snapshot, import_
 from zarr_manifests.engine.edit.overlay import node_path
 from zarr_manifests.engine.edit.pin import SessionWriter
 from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import SessionKeys
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.errors import (
     ConflictError,
@@ -35,7 +35,7 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.exporting import exports
-from zarr_manifests.format.nodes import CommitKind
+from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.ids import lineage_of
 from zarr_manifests.keys import V3_DOCUMENT, directory

@@ -26,7 +26,7 @@ import zarr_manifests as zm
 from storages import CountingStorage, Record
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.write_leaves import encoded_base
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import SessionKeys
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.nodes import Base, Count
 from zarr_manifests.format.records import HEADER_BYTES, BlobRef

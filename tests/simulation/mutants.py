@@ -24,7 +24,7 @@ from zarr_manifests.engine.compact import repack_chunks as repacking
 from zarr_manifests.engine.edit import forks
 from zarr_manifests.engine.edit.merge_forks import Merge
 from zarr_manifests.engine.history import ancestry, leases, left_behind, refs
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import SessionKeys
 from zarr_manifests.engine.root import epochs, heartbeat
 from zarr_manifests.engine.root.roots import Roots
 from zarr_manifests.engine.upkeep import collect, recover, verify

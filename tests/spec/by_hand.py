@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from zarr_manifests.config import Config
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
-from zarr_manifests.format.history_pages import History, HistoryEntries, HistoryPage
+from zarr_manifests.format.history_pages import CommitKind, History, HistoryEntries, HistoryPage
 from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.nodes import Base, CommitKind, Count, Delta, Digest, Node, NodeKind
+from zarr_manifests.format.nodes import Base, Count, Delta, Digest, Node, NodeKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot

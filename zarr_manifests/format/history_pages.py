@@ -13,6 +13,7 @@ pages store columns, each column is checked as a whole, and an entry is made whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.nodes import COMMIT_ID_BYTES, CommitKind
 from zarr_manifests.format.records import (
     ITEMS,
     MAX_MS,
@@ -41,9 +41,19 @@ from zarr_manifests.format.records import (
     rows,
     unpack,
 )
-from zarr_manifests.ids import are_snapshot_ids, snapshot_id_of, snapshot_key
+from zarr_manifests.ids import COMMIT_ID_BYTES, are_snapshot_ids, snapshot_id_of, snapshot_key
 
 _TEXT_BYTES: Final = 512
+
+
+class CommitKind(StrEnum):
+    """What a commit mostly did: a label that nothing depends on."""
+
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+    DELETE = "delete"
+    METADATA = "metadata"
+    REWRITE = "rewrite"
 
 
 class SnapshotPointer(NamedTuple):

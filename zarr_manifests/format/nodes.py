@@ -39,7 +39,7 @@ can always be ignored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from itertools import pairwise
 from typing import Any, Final
 
@@ -65,7 +65,7 @@ from zarr_manifests.format.records import (
     rows,
 )
 from zarr_manifests.grid import Box, Coords
-from zarr_manifests.ids import NODE_ID_BYTES
+from zarr_manifests.ids import COMMIT_ID_BYTES, NODE_ID_BYTES
 from zarr_manifests.keys import (
     DOCUMENTS,
     ArrayMeta,
@@ -480,7 +480,6 @@ class Base(MetadataObject, frozen=True):
 # --- deltas -------------------------------------------------------------------------------------
 
 
-COMMIT_ID_BYTES = 16
 _NODES: Final = rows(Node)
 _TABLES: Final = Stored(Manifest.parse, Manifest.pack)
 
@@ -516,16 +515,6 @@ def _parse_shapes(value: object, where: str, *, optional: bool = False) -> dict[
 
 def _truncated(fields: Fields, name: str) -> dict[bytes, Coords]:
     return _parse_shapes(fields.items(name), f"{fields.where}.{name}")
-
-
-class CommitKind(StrEnum):
-    """What a commit mostly did: a label that nothing depends on."""
-
-    APPEND = "append"
-    OVERWRITE = "overwrite"
-    DELETE = "delete"
-    METADATA = "metadata"
-    REWRITE = "rewrite"
 
 
 class Delta(MetadataObject, frozen=True):

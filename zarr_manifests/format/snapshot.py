@@ -22,16 +22,9 @@ from msgspec import field
 from msgspec.structs import replace
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.history_pages import History, HistoryEntry, SnapshotPointer
+from zarr_manifests.format.history_pages import CommitKind, History, HistoryEntry, SnapshotPointer
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import (
-    COMMIT_ID_BYTES,
-    COUNTS,
-    CommitKind,
-    Count,
-    Delta,
-    check_counts,
-)
+from zarr_manifests.format.nodes import COUNTS, Count, Delta, check_counts
 from zarr_manifests.format.records import (
     COPIED,
     COUNTERS,
@@ -61,7 +54,7 @@ from zarr_manifests.format.records import (
     unpack,
     with_copies,
 )
-from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.ids import COMMIT_ID_BYTES, snapshot_id_of, snapshot_key
 
 _LATER_COPY_BYTES: Final = 2 * 1024
 MOST_IN_SNAPSHOT: Final = 256

@@ -33,10 +33,10 @@ from zarr_manifests.format.chunk_table import (
     VirtualRef,
     VirtualSource,
 )
+from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.format.nodes import (
     Base,
-    CommitKind,
     Count,
     Delta,
     Digest,

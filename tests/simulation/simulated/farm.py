@@ -27,7 +27,7 @@ from simulated.storage import received_by
 from simulated.world import BrokenPromiseError
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import revive
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import SessionKeys
 from zarr_manifests.errors import (
     ConflictError,
     FencedError,

@@ -40,8 +40,7 @@ from simulated.storage import Shelf
 from simulated.world import BrokenPromiseError, World
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.compact.repack_chunks import REPACKED
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Objects
+from zarr_manifests.engine.objects.metadata import Objects, SessionKeys
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,

@@ -50,8 +50,8 @@ from zarr_manifests.engine.edit.packs import Pack
 from zarr_manifests.engine.edit.workspace import UNKNOWN, TipCheck, Workspace
 from zarr_manifests.engine.history.differences import delta_of
 from zarr_manifests.engine.history.left_behind import find_kept
-from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
-from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.objects.chunks import sync_parts
+from zarr_manifests.engine.objects.metadata import SessionKeys, Upload
 from zarr_manifests.engine.objects.spill import Rows, Spilled, resident, rows_of
 from zarr_manifests.engine.root.epochs import admitted
 from zarr_manifests.engine.root.roots import is_missing
@@ -67,15 +67,16 @@ from zarr_manifests.errors import (
     MissingChunkError,
 )
 from zarr_manifests.format.chunk_table import RefKind
+from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import COMMIT_ID_BYTES, CommitKind, Delta, Node
+from zarr_manifests.format.nodes import Delta, Node
 from zarr_manifests.format.records import BlobRef, pack, unpack
 from zarr_manifests.format.root import (
     Branch,
     Root,
 )
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
-from zarr_manifests.ids import session_of, snapshot_id_of
+from zarr_manifests.ids import COMMIT_ID_BYTES, session_of, snapshot_id_of
 from zarr_manifests.planning.conflict.admission import MarkStep, Txn
 from zarr_manifests.planning.conflict.components import Reads
 

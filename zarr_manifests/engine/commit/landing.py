@@ -34,8 +34,7 @@ from msgspec.structs import replace
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.history.ancestry import pages_above
 from zarr_manifests.engine.history.refs import mark_of, paged_marks, snapshot_of
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.objects.metadata import SessionKeys, Upload
 from zarr_manifests.engine.objects.spill import Rows
 from zarr_manifests.engine.root.epochs import admitted
 from zarr_manifests.engine.root.roots import RootAt, opened
@@ -52,9 +51,15 @@ from zarr_manifests.errors import (
     TransactionGapError,
 )
 from zarr_manifests.format.chunk_table import MAX_ROWS, ChunkTable
-from zarr_manifests.format.history_pages import History, HistoryEntries, HistoryPage, HistoryPageRef
+from zarr_manifests.format.history_pages import (
+    CommitKind,
+    History,
+    HistoryEntries,
+    HistoryPage,
+    HistoryPageRef,
+)
 from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.nodes import CommitKind, Delta, Node
+from zarr_manifests.format.nodes import Delta, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root, leaving
 from zarr_manifests.format.snapshot import MOST_IN_SNAPSHOT, DigestEntry, MarksPage, Snapshot

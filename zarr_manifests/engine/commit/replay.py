@@ -52,7 +52,8 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.nodes import CommitKind, Delta, Node, NodeKind
+from zarr_manifests.format.history_pages import CommitKind
+from zarr_manifests.format.nodes import Delta, Node, NodeKind
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, IndexArray

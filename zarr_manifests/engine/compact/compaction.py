@@ -64,8 +64,7 @@ from zarr_manifests.engine.compact.write_leaves import (
     write_in_tasks,
 )
 from zarr_manifests.engine.history.differences import deltas_between
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload, Wanted, tallied_reads
+from zarr_manifests.engine.objects.metadata import SessionKeys, Upload, Wanted, tallied_reads
 from zarr_manifests.engine.root.create import with_reserve
 from zarr_manifests.engine.root.epochs import claim_compaction, overtaken
 from zarr_manifests.engine.root.roots import opened
@@ -82,11 +81,12 @@ from zarr_manifests.engine.snapshot.zones import KnownZones, with_zones
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Manifest, Part
-from zarr_manifests.format.nodes import COMMIT_ID_BYTES, Base, Delta, Node
+from zarr_manifests.format.nodes import Base, Delta, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COMPACTOR, Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Coords
+from zarr_manifests.ids import COMMIT_ID_BYTES
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 from zarr_manifests.planning.layout.leaves import BaseIndex
 from zarr_manifests.planning.tables.merge import Layer, in_tables, merge_layers

@@ -25,7 +25,7 @@ from zarr_manifests.engine.edit.bulk_chunks import stream_table
 from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import SessionKeys
 from zarr_manifests.engine.root.roots import opened
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.totals import totals_of

@@ -34,8 +34,7 @@ from zarr_manifests.engine.commit.landing import (
     upload_of,
 )
 from zarr_manifests.engine.compact.compaction import compact_branch
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload, create_own
+from zarr_manifests.engine.objects.metadata import SessionKeys, Upload, create_own
 from zarr_manifests.engine.root.epochs import fenced, overtaken
 from zarr_manifests.engine.root.roots import RootAt, opened
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
@@ -49,12 +48,12 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import COMMIT_ID_BYTES, Delta, NodeKind
+from zarr_manifests.format.nodes import Delta, NodeKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COMPACTOR, Root
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.format.zone_maps import ZoneTable
-from zarr_manifests.ids import crc32c, snapshot_id_of
+from zarr_manifests.ids import COMMIT_ID_BYTES, crc32c, snapshot_id_of
 from zarr_manifests.planning.conflict.admission import Refusal, Writer, admission
 from zarr_manifests.planning.tables.merge import difference, in_tables, pick, rows_at, without
 from zarr_manifests.planning.tables.regions import coalesce

@@ -49,8 +49,7 @@ from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.caches import DecodedCache
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import ObjectReader, Upload, tallied_reads
+from zarr_manifests.engine.objects.metadata import ObjectReader, SessionKeys, Upload, tallied_reads
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView
 from zarr_manifests.engine.snapshot.zones import KnownZones, add_pages, write_pages

@@ -40,7 +40,8 @@ from zarr_manifests.engine.snapshot.totals import amounts_of
 from zarr_manifests.engine.snapshot.zones import zones_of
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, MissingChunkError
 from zarr_manifests.format.chunk_table import ChunkTable, Column, StoredRef, Unset
-from zarr_manifests.format.nodes import CommitKind, Node
+from zarr_manifests.format.history_pages import CommitKind
+from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import Bounds

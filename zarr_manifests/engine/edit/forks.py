@@ -32,8 +32,7 @@ from zarr_manifests.engine.edit.merge_forks import (
 )
 from zarr_manifests.engine.edit.overlay import SessionView, same_chunk
 from zarr_manifests.engine.edit.workspace import Workspace
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import ObjectReader
+from zarr_manifests.engine.objects.metadata import ObjectReader, SessionKeys
 from zarr_manifests.engine.objects.spill import Rows, Spilled, rows_of
 from zarr_manifests.engine.root.epochs import check_fence
 from zarr_manifests.engine.root.roots import Roots

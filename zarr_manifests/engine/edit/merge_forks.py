@@ -37,8 +37,7 @@ from zarr_manifests.engine.edit.change_set import ChangeSet, lies_below
 from zarr_manifests.engine.edit.node_edits import NodeEdits
 from zarr_manifests.engine.edit.overlay import SessionView, same_chunk
 from zarr_manifests.engine.edit.packs import native_ref
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import create_own
+from zarr_manifests.engine.objects.metadata import SessionKeys, create_own
 from zarr_manifests.engine.objects.spill import Rows, resident
 from zarr_manifests.errors import (
     Conflict,

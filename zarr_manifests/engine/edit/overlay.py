@@ -24,7 +24,8 @@ from msgspec.structs import replace
 
 from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
 from zarr_manifests.engine.history.ancestry import Follower, collected, expired
-from zarr_manifests.engine.objects.chunks import ChunkReader, SessionKeys
+from zarr_manifests.engine.objects.chunks import ChunkReader
+from zarr_manifests.engine.objects.metadata import SessionKeys
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.read_ahead import RefsAhead
 from zarr_manifests.engine.snapshot.view import SnapshotView, check_axes

@@ -15,7 +15,7 @@ from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.engine.history.ancestry import Follower, open_head
 from zarr_manifests.engine.history.leases import SessionLease
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import SessionKeys
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.read_ahead import SnapshotPreload
 from zarr_manifests.engine.snapshot.view import SnapshotView

@@ -24,8 +24,8 @@ from zarr_manifests.engine.edit.merge_forks import Owners, change_reported, refu
 from zarr_manifests.engine.edit.node_edits import NodeEdits
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView, check_key, node_path
 from zarr_manifests.engine.edit.packs import Pack, PackWrites, StagedRef, native_ref, native_rows
-from zarr_manifests.engine.objects.chunks import SessionKeys, sync_parts
-from zarr_manifests.engine.objects.metadata import create_own
+from zarr_manifests.engine.objects.chunks import sync_parts
+from zarr_manifests.engine.objects.metadata import SessionKeys, create_own
 from zarr_manifests.engine.objects.spill import Spill
 from zarr_manifests.engine.snapshot.context import Context
 from zarr_manifests.engine.snapshot.view import SnapshotView

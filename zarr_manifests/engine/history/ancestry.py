@@ -35,7 +35,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Final
 
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import SessionKeys
 from zarr_manifests.engine.root.epochs import is_fenced
 from zarr_manifests.engine.root.roots import is_missing, opened
 from zarr_manifests.engine.snapshot.context import ReadContext

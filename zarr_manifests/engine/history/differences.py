@@ -37,13 +37,14 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, Unset, VirtualRef
+from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.nodes import Delta
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.ids import COMMIT_ID_BYTES, snapshot_id_of, snapshot_key
 from zarr_manifests.planning.tables.merge import agree, inside, pick, unset_at
 from zarr_manifests.progress import counted
 

@@ -39,8 +39,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import itertools
 import os
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
@@ -49,7 +47,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from zarr_manifests.engine.objects.caches import ChunkCache
 from zarr_manifests.errors import (
@@ -67,7 +65,7 @@ from zarr_manifests.format.chunk_table import (
     VirtualRef,
     VirtualSource,
 )
-from zarr_manifests.ids import crc32c, new_session_id, object_key
+from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.tables.regions import RangeRequest, coalesce
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage.protocol import (
@@ -309,7 +307,6 @@ class _Span:
 # --- chunks -------------------------------------------------------------------------------------
 
 
-_LINEAGE_BYTES = 6
 _SYNCED_ABREAST: Final = 8
 """A disk takes many calls at once; more than this do not make it faster."""
 _LARGE_BYTES: Final = 512 * 1024
@@ -320,82 +317,6 @@ and checked in parallel, which outweighs the cost of the thread."""
 def sync_parts(keys: Sequence[str]) -> list[Sequence[str]]:
     """The keys in a few parts to make durable in parallel; no part is empty."""
     return [keys[i::_SYNCED_ABREAST] for i in range(min(len(keys), _SYNCED_ABREAST))]
-
-
-class SessionKeys:
-    """Generates the keys of one writer's objects: `<kind>/<session>/<n>`.
-
-    The first 48 random bits of a session id are its lineage, which copies of the session share; the
-    other 48 bits differ from copy to copy. `epoch` is the epoch of the session's claim of its
-    branch, if it has claimed it.
-    """
-
-    def __init__(
-        self,
-        start: int,
-        runtime: Runtime,
-        lineage: bytes | None = None,
-        *,
-        epoch: int | None = None,
-    ) -> None:
-        self._runtime = runtime
-        self.start = start
-        self.epoch = epoch
-        self.lineage = lineage or runtime.random_bytes(_LINEAGE_BYTES)
-        self._own = self._draw()
-
-    def _draw(self) -> _Own:
-        own = self._runtime.random_bytes(_LINEAGE_BYTES)
-        return _Own(os.getpid(), new_session_id(self.start, self.lineage + own))
-
-    def next(self, kind: str) -> str:
-        """A new key, never used before."""
-        own = self._current()
-        return object_key(kind, own.session_id, next(own.numbers))
-
-    def key_for(self, kind: str, data: bytes) -> str:
-        """The key under which these bytes were already written, or a new one."""
-        found = [key for key in self._current().written if key.startswith(f"{kind}/")]
-        digest = _digest(data) if found else b""  # a first commit has none to compare with
-        same = (key for key in found if self._current().written[key] == digest)
-        return next(same, None) or self.next(kind)
-
-    def has_written(self, key: str) -> bool:
-        """Whether this session has written an object under the key."""
-        return key in self._current().written
-
-    def note_written(self, key: str, data: bytes) -> None:
-        """Note that these bytes are stored under a key of this session."""
-        self._current().written[key] = _digest(data)
-
-    @property
-    def session_id(self) -> str:
-        """The session id in this process."""
-        return self._current().session_id
-
-    def _current(self) -> _Own:
-        if self._own.pid != os.getpid():
-            self._own = self._draw()
-        return self._own
-
-    @property
-    def lineage_prefix(self) -> str:
-        """The common prefix of chunk keys of this session and all its copies."""
-        return f"chunks/{self.start:012d}-{self.lineage.hex()}"
-
-
-class _Own(Struct):
-    """The part of a session's keys that belongs to one process."""
-
-    pid: int
-    session_id: str
-    numbers: itertools.count[int] = field(default_factory=itertools.count)
-    written: dict[str, bytes] = {}
-    """Key -> digest of the bytes written there."""
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=32).digest()
 
 
 class ChunkReader:

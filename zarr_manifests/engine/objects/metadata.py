@@ -7,22 +7,25 @@ objects, such as the chunk tables of a manifest, are in the same cache. Writes u
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.objects.caches import OBJECT, DecodedCache, DiskCache
-from zarr_manifests.engine.objects.chunks import SessionKeys
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
+from zarr_manifests.ids import new_session_id, object_key
 from zarr_manifests.planning.tables.regions import coalesce
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
@@ -32,6 +35,83 @@ from zarr_manifests.storage.protocol import ReadableStorage
 _DISK_ABREAST: Final = 8
 _BYTES_A_THREAD: Final = 32 * 1024
 _CREATIONS: Final = 5
+_LINEAGE_BYTES: Final = 6
+
+
+class SessionKeys:
+    """Generates the keys of one writer's objects: `<kind>/<session>/<n>`.
+
+    The first 48 random bits of a session id are its lineage, which copies of the session share; the
+    other 48 bits differ from copy to copy. `epoch` is the epoch of the session's claim of its
+    branch, if it has claimed it.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        runtime: Runtime,
+        lineage: bytes | None = None,
+        *,
+        epoch: int | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self.start = start
+        self.epoch = epoch
+        self.lineage = lineage or runtime.random_bytes(_LINEAGE_BYTES)
+        self._own = self._draw()
+
+    def _draw(self) -> _Own:
+        own = self._runtime.random_bytes(_LINEAGE_BYTES)
+        return _Own(os.getpid(), new_session_id(self.start, self.lineage + own))
+
+    def next(self, kind: str) -> str:
+        """A new key, never used before."""
+        own = self._current()
+        return object_key(kind, own.session_id, next(own.numbers))
+
+    def key_for(self, kind: str, data: bytes) -> str:
+        """The key under which these bytes were already written, or a new one."""
+        found = [key for key in self._current().written if key.startswith(f"{kind}/")]
+        digest = _digest(data) if found else b""  # a first commit has none to compare with
+        same = (key for key in found if self._current().written[key] == digest)
+        return next(same, None) or self.next(kind)
+
+    def has_written(self, key: str) -> bool:
+        """Whether this session has written an object under the key."""
+        return key in self._current().written
+
+    def note_written(self, key: str, data: bytes) -> None:
+        """Note that these bytes are stored under a key of this session."""
+        self._current().written[key] = _digest(data)
+
+    @property
+    def session_id(self) -> str:
+        """The session id in this process."""
+        return self._current().session_id
+
+    def _current(self) -> _Own:
+        if self._own.pid != os.getpid():
+            self._own = self._draw()
+        return self._own
+
+    @property
+    def lineage_prefix(self) -> str:
+        """The common prefix of chunk keys of this session and all its copies."""
+        return f"chunks/{self.start:012d}-{self.lineage.hex()}"
+
+
+class _Own(Struct):
+    """The part of a session's keys that belongs to one process."""
+
+    pid: int
+    session_id: str
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    written: dict[str, bytes] = {}
+    """Key -> digest of the bytes written there."""
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
 
 
 def create_own(

@@ -18,8 +18,7 @@ from typing import Final, TypeGuard
 import numpy as np
 from msgspec import Struct
 
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, Upload
+from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, SessionKeys, Upload
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind, native_keys
 from zarr_manifests.format.manifest import Manifest, ManifestRef
 from zarr_manifests.grid import Box

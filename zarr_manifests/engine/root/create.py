@@ -41,10 +41,12 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.nodes import COMMIT_ID_BYTES, CommitKind, Delta
+from zarr_manifests.format.history_pages import CommitKind
+from zarr_manifests.format.nodes import Delta
 from zarr_manifests.format.root import ROOT_KEY, WRITE_ID_BYTES, Branch, LogEntry, Root, archive_key
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import (
+    COMMIT_ID_BYTES,
     lineage_of,
     new_session_id,
     object_key,

@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from zarr_manifests.engine.objects.chunks import SessionKeys
+from zarr_manifests.engine.objects.metadata import SessionKeys
 from zarr_manifests.engine.root.roots import RootAt, RootReader, Roots
 from zarr_manifests.errors import Conflict, ConflictError, ConflictKind, FencedError
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, Branch, Root, known_ref

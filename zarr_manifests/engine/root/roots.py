@@ -37,8 +37,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, Upload
+from zarr_manifests.engine.objects.metadata import ObjectReader, Objects, SessionKeys, Upload
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,

@@ -29,8 +29,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.objects.chunks import SessionKeys
-from zarr_manifests.engine.objects.metadata import Upload
+from zarr_manifests.engine.objects.metadata import SessionKeys, Upload
 from zarr_manifests.engine.root.epochs import fenced
 from zarr_manifests.engine.snapshot.context import Context, ReadContext
 from zarr_manifests.engine.snapshot.view import SnapshotView

@@ -75,7 +75,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.chunk_table import RefKind, native_keys
-from zarr_manifests.format.nodes import CommitKind
+from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COLLECTOR, Branch, Lease, PendingDeletion, Root, archive_key
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
