@@ -3,7 +3,7 @@
 Names are written with hyphens, as in YAML (`inline-chunk-bytes`), in sections (`compaction`).
 Validation reports every fault at once, each with its place.
 
-To add an option, add a field. To add a section, add a dataclass and a field for it. Both have a
+To add an option, add a field. To add a section, add a `Section` and a field for it. Both have a
 schema in `docs/config.schema.json`, for editors.
 """
 
