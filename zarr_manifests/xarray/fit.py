@@ -615,7 +615,7 @@ def of_first_label(
     for name, variable in ds.variables.items():
         how = encoding.get(name, variable.encoding)
         asked = name in encoding and "units" in how
-        in_memory = variable.dtype.kind == "M" and variable.chunks is None
+        in_memory = variable.dtype.kind in "mM" and variable.chunks is None
         if asked or not in_memory or dim not in variable.dims or ds.sizes[dim] != 1:
             continue
         dtype = np.dtype(how.get("dtype") or np.int64)
@@ -633,7 +633,7 @@ def units_of_first(times: npt.NDArray[Any], units: str | None, dtype: np.dtype[A
     """Units in which an array of a first time has room for more; None if its own have.
 
     Of one time, xarray makes days since that time, and an hour later is no whole day. Of its bounds
-    it makes units as coarse as these are.
+    it makes units as coarse as these are. Of a first step of 0 hours it makes days, too.
 
     Examples
     --------
@@ -644,11 +644,14 @@ def units_of_first(times: npt.NDArray[Any], units: str | None, dtype: np.dtype[A
     'seconds since 2026-01-01 05:00:00'
     >>> units_of_first(times, "hours since 1900-01-01", np.dtype("i8"))
     """
-    if times.dtype.kind != "M" or dtype.kind not in "iu" or dtype.itemsize < 4:
+    kind = times.dtype.kind
+    if kind not in "mM" or dtype.kind not in "iu" or dtype.itemsize < 4:
         return None
-    seconds = times.astype("M8[s]")
+    seconds = times.astype(f"{kind}8[s]")
     if not times.size or np.isnat(times).any() or (seconds != times).any():
         return None
+    if kind == "m":
+        return None if units else "seconds"
     if units is None:
         return f"seconds since {str(seconds.min()).replace('T', ' ')}"
     if len({*times.ravel()}) != 1:

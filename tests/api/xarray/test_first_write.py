@@ -150,6 +150,19 @@ class LateStorage(WrappedStorage):
         raise StorageError("no answer")
 
 
+def test_a_first_step_of_no_hours_has_room_for_others() -> None:
+    def steps(*hours: int) -> xr.Dataset:
+        return xr.Dataset(
+            {"t": ("step", np.arange(len(hours)))},
+            {"step": np.array(hours, "m8[h]").astype("m8[ns]")},
+        )
+
+    storage = MemoryStorage()
+    for hour in (0, 6, 12):
+        zm.write(steps(hour), storage, append_dim="step", message=f"{hour} h")
+    assert opened(storage).step.equals(steps(0, 6, 12).step)
+
+
 def test_what_a_swap_that_may_still_land_needs_stays() -> None:
     storage = MemoryStorage()
     late = LateStorage(storage)
