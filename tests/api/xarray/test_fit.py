@@ -146,6 +146,9 @@ ARRAYS = st.sampled_from(sorted(VALUES)).flatmap(
 def is_what_was_given(given: Any, read: Any, how: Mapping[str, Any], stored: Any) -> bool:
     if given is None or given != given:
         return read is None or read != read or (given is None and read == "")
+    if "scale_factor" in how and isinstance(given, np.timedelta64):  # a step is of days at most
+        half = np.timedelta64(round(0.51 * 86_400 * abs(how["scale_factor"])), "s")
+        return bool(abs(given - read) <= half)
     if "scale_factor" in how and given != read and isinstance(given, np.number):
         step = abs(how["scale_factor"])
         extent = max(abs(float(given)), step * 2.0 ** (8 * stored.itemsize))
