@@ -39,6 +39,7 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.format.root import ROOT_KEY
+from zarr_manifests.grid import Coords
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
 from zarr_manifests.planning.conflict.admission import Txn, txn_of
 from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting, aligned_blocks
@@ -185,8 +186,7 @@ def write(
     TransactionAlreadyCommitted, TransactionGapError
         If the step was written before, or is not the next one, as for `Session.commit`.
     ValueError
-        From xarray, if the dataset does not match the existing arrays, or its dask blocks do not
-        match the chunks.
+        From xarray, if the dataset does not match the existing arrays.
 
     Examples
     --------
@@ -608,7 +608,7 @@ def _begun(
         and _is_written(part, variable)
         and not _is_there(str(name), variable, part, there)
     }
-    new = {name: v for name, v in encoded.items() if str(name) not in there.nodes}
+    new = {name: _in_chunks(v) for name, v in encoded.items() if str(name) not in there.nodes}
     workspace, group = workspace_of(store), there.open_in(store)
     writer = DatasetWriter(workspace, statistics=part.statistics)
     if mode != "r+":
@@ -730,9 +730,7 @@ def _fitted(
     cells, shape = cells_of(name, variable, part, there, region)
     if variable.chunks is not None:
         chunk_shape = there.meta(name).chunk_shape
-        each = zip(variable.chunks, [side.start for side in cells], chunk_shape, strict=True)
-        blocks = [aligned_blocks(*axis) for axis in each]
-        variable = variable.chunk(dict(zip(variable.dims, blocks, strict=True)))
+        variable = _aligned(variable, [side.start for side in cells], chunk_shape)
         validate_grid_chunks_alignment(
             nd_v_chunks=variable.chunks,
             enc_chunks=chunk_shape,
@@ -742,3 +740,19 @@ def _fitted(
             backend_shape=shape,
         )
     return variable.data, cells, shape
+
+
+def _in_chunks(variable: xr.Variable) -> xr.Variable:
+    """A variable for a new array; no two dask blocks write to a chunk, or a shard, of it."""
+    shape: Any = variable.encoding.get("shards") or variable.encoding.get("chunks")
+    given = isinstance(shape, tuple | list) and len(shape) == variable.ndim
+    if variable.chunks is None or not given or any(type(n) is not int or n < 1 for n in shape):
+        return variable  # xarray says what is wrong, if anything is
+    return _aligned(variable, [0] * variable.ndim, shape)
+
+
+def _aligned(variable: xr.Variable, starts: Sequence[int], chunk_shape: Coords) -> xr.Variable:
+    """The variable in dask blocks that end at the chunks of an array in which it has a place."""
+    axes = zip(variable.chunks or (), starts, chunk_shape, strict=True)
+    blocks = dict(zip(variable.dims, (aligned_blocks(*axis) for axis in axes), strict=True))
+    return variable.chunk(blocks)

@@ -40,7 +40,7 @@ def field() -> xr.Dataset:
     [
         (field(), {"encoding": {"t": {"zlib": True}}}),
         (field(), {"encoding": {"t": {"dtype": "i2"}}}),
-        (field().chunk(x=3), {"encoding": CHUNKS}),
+        (field().chunk(x=(1, 3, 2)), {}),
         (field().assign_attrs(a=object()), {}),
         (field(), {"metadata": {"a": object()}}),
     ],
@@ -161,6 +161,16 @@ def test_a_first_step_of_no_hours_has_room_for_others() -> None:
     for hour in (0, 6, 12):
         zm.write(steps(hour), storage, append_dim="step", message=f"{hour} h")
     assert opened(storage).step.equals(steps(0, 6, 12).step)
+
+
+@pytest.mark.parametrize("encoding", [{"chunks": (4, 7)}, {"chunks": [2, 7], "shards": (4, 14)}])
+@pytest.mark.parametrize("blocks", [3, (1, 5, 4), 10])
+def test_dask_blocks_of_any_size_make_an_array(encoding: dict[str, Any], blocks: Any) -> None:
+    ds = xr.Dataset({"t": (("x", "y"), np.arange(300.0).reshape(10, 30))})
+    storage = MemoryStorage()
+    zm.write(ds.chunk(x=blocks, y=11), storage, message="t", encoding={"t": encoding})
+    assert opened(storage).t.encoding["chunks"] == tuple(encoding["chunks"])
+    xr.testing.assert_equal(opened(storage).load(), ds)
 
 
 def test_what_a_swap_that_may_still_land_needs_stays() -> None:
