@@ -86,6 +86,7 @@ def test_it_can_be_saved_and_a_name_removed() -> None:
     repo.save_config({"commits": {"metadata": {"run": None, "more": 0.5}}})
     group(zm.open(storage), "sea")
     assert dict(next(repo.ancestry()).metadata) == {"institution": "here", "more": 0.5}
+    assert {*repo.ancestry()} == {*zm.open(storage).ancestry()}  # entries can be keys
 
 
 @pytest.mark.parametrize("metadata", [[1], {"a": [1]}, {"a": float("nan")}, {"": 1}])

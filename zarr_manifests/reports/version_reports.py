@@ -92,12 +92,10 @@ class SnapshotInfo(Report, Struct, frozen=True):
     @classmethod
     def of(cls, entries: HistoryEntries, at: int) -> SnapshotInfo:
         """What the entry at that position says."""
-        parent = None if at else entries.parent
-        before = entries.ids[at - 1] if at else parent and parent.snapshot_id
-        metadata = entries.metadata[at]
+        parent, metadata = entries.parent_of(at), entries.metadata[at]
         return cls(
             entries.ids[at],
-            before,
+            None if parent is None else parent.snapshot_id,
             datetime.fromtimestamp(entries.written_ms[at] / 1000, UTC),
             entries.kinds[at],
             entries.messages[at] or "",
@@ -112,6 +110,9 @@ class SnapshotInfo(Report, Struct, frozen=True):
     def id(self) -> str:
         """The snapshot's id."""
         return self.snapshot_id
+
+    def __hash__(self) -> int:
+        return hash(self.snapshot_id)
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes by name; counts are named as attributes are."""
