@@ -44,7 +44,7 @@ def taken(coords: IndexArray, rows: IndexArray) -> IndexArray:
     return coords[rows]
 
 
-class Box(Struct, frozen=True):
+class Box(Struct, frozen=True, array_like=True):
     """A half-open box of chunk coordinates, `lo <= coordinate < hi` on each axis.
 
     Parameters

@@ -81,9 +81,18 @@ def block_of(data: bytes) -> list[bytes]:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    value = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    value = msgpack.unpackb(data, raw=False, strict_map_key=False, object_hook=Map)
     demand(isinstance(value, dict), "a map")
     return value
+
+
+class Map(dict[Any, Any]):
+    """A map, in which a field that is absent is zero or empty."""
+
+    def __missing__(self, name: str) -> Any:
+        if name in ("collected", "epoch", "fence", "sequence", "swept", "version"):
+            return 0
+        return {} if name in ("counters", "epochs") else None if name == "parent" else []
 
 
 def timed(fields: dict[str, Any]) -> dict[str, Any]:
@@ -380,10 +389,10 @@ class Reader:
         """The pointer of every branch's head and of every tag."""
         branches, tags = self.branches(), {}
         for page in self.pages("tags"):
-            tags |= page["tags"]
+            tags |= dict(page["tags"])
         for name in self.root["deleted_tags"]:
             tags[name] = None
-        tags |= self.root["tags"]
+        tags |= dict(self.root["tags"])
         heads = {name: branch["head"] for name, branch in branches.items()}
         return heads | {name: tag for name, tag in tags.items() if tag is not None}
 
@@ -428,9 +437,8 @@ class Reader:
 
     def pending(self) -> list[list[Any]]:
         """What is pending, with what pages have of it."""
-        return [one for page in self.pages("pending") for one in page["pending"]] + self.root[
-            "pending"
-        ]
+        held = [one for page in self.pages("pending") for one in page["pending"]]
+        return [*held, *self.root["pending"]]
 
     def history(
         self, head: dict[str, Any], floor: str | None = None
@@ -469,14 +477,14 @@ class Reader:
             entries = self.entries(page)
 
     def history_page(
-        self, blob: dict[str, Any], newest: list[Any], count: int, level: int
+        self, blob: dict[str, Any], newest: dict[str, Any], count: int, level: int
     ) -> dict[str, Any]:
         page = self.follow(blob, HISTORY)
         entries, pages = self.entries(page), page.get("pages", [])
         demand(bool(entries) != bool(pages) and level <= 16, "a page of history")
         demand(self.covered({"recent": entries, "pages": pages}) == count, "number in a page")
         demand({one[3] for one in pages} == ({level - 1} if level else set()), "level of pages")
-        last = pages[-1][1] if pages else entries[-1]["snapshot"]
+        last = pages[-1][1] if pages else self.pointer(entries[-1]["snapshot"])
         demand(last == newest, "newest snapshot of a page")
         return page
 
@@ -521,8 +529,8 @@ class Reader:
             "sums",
         )
         values = msgpack.unpackb(packed, raw=False)
-        demand(len(values) >= len(names) and len(values[3]) == 16, "an entry")
-        return timed(dict(zip(names, values, strict=False)))
+        demand(len(values) == len(names) and len(values[3]) == 16, "an entry")
+        return timed(dict(zip(names, values, strict=True)))
 
     def pointer(self, named: list[Any]) -> dict[str, Any]:
         demand(SNAPSHOT_ID.fullmatch(named[0]), "id in an entry")
@@ -553,7 +561,7 @@ class Reader:
             demand(newest < entry["first"] <= entry["last"], "order of sequences")
             newest = entry["last"]
             delta = self.follow(entry["log"], DELTA) if entry["nodes"] else {}
-            cuts.append(dict(map(tuple, delta.get("truncated", ()))))
+            cuts.append(delta.get("truncated", {}))
         demand(newest <= snapshot["sequence"], "sequence of the snapshot")
         found: dict[str, Place] = {}
         for path, node_id, kind, documents in self.nodes(snapshot):
@@ -579,12 +587,12 @@ class Reader:
         if index is not None:
             with suppress(FormatError, KeyError):  # a reader may do without it
                 directory = self.follow(index, INDEX)
-        for node_id, pointer in directory.get("zones", ()):
+        for node_id, pointer in directory.get("zones", {}).items():
             pages = self.follow(pointer, INDEX)
             demand(pages["type"] == "zone-pages" and pages["pages"], "pages of zone maps")
             summed = bounds_of(pages["bounds"])
-            for i, (lo, hi, _, count, _, blob, position) in enumerate(pages["pages"]):
-                of, table = self.zone_tables(pages["blobs"][blob])[position]
+            for i, ((lo, hi), _, count, _, blob, position) in enumerate(pages["pages"]):
+                of, table = self.zone_tables(blob)[position]
                 demand(of == node_id and table["meaning"] == pages["meaning"], "page of a node")
                 demand([table["chunks"]["lo"], table["chunks"]["hi"]] == [lo, hi], "box of a page")
                 demand(table["bounds"]["n"] == count <= 2**16, "entries of a page")
@@ -652,7 +660,8 @@ class Reader:
             return base
         if listed:
             demand(not (base["nodes"] or base["manifests"] or base["counts"]), "pages or not")
-        whole = {**base, "nodes": [*base["nodes"]], "manifests": [*base["manifests"]]}
+        whole = Map(base)
+        whole |= {name: [*base[name]] for name in ("nodes", "manifests", "counts")}
         own = [part[0] for ref in base["manifests"] for part in ref["parts"]]
         previous = None
         for blob, first, last, nodes, leaves, orphans in listed:
@@ -662,22 +671,22 @@ class Reader:
             demand(previous is None or previous < order[0], "order of pages of nodes")
             previous = order[-1]
             demand([page["nodes"][at][0] for at in (0, -1)] == [first, last], "range of a page")
-            demand(len(order) == nodes >= 1 and orphans in (0, 1), "nodes of a page")
+            demand(len(order) == nodes >= 1 and isinstance(orphans, bool), "nodes of a page")
             held = [part[0] for ref in page["manifests"] for part in ref["parts"]]
             demand(len(held) == leaves, "leaves of a page")
             whole["nodes"] += page["nodes"]
             whole["manifests"] += page["manifests"]
-            whole["counts"] = whole["counts"] + page["counts"]
+            whole["counts"] += page["counts"]
             own += held
-        for blob, node_id, leaves, lo, hi, oldest, newest in large:
+        for blob, node_id, leaves, (lo, hi), (oldest, newest) in large:
             page = self.page_of_base(blob, base["sequence"])
             demand(not page["nodes"] and not page["counts"], "nodes in a page of leaves")
             parts = [part for ref in page["manifests"] for part in ref["parts"]]
             demand(len(parts) == leaves >= 1, "leaves of a page of leaves")
             demand({part[0] for part in parts} == {node_id}, "node of a page of leaves")
             demand(node_id not in own, "leaves of a large array in a page of nodes")
-            demand([min(axis) for axis in zip(*(p[1] for p in parts), strict=True)] == lo, "box")
-            demand([max(axis) for axis in zip(*(p[2] for p in parts), strict=True)] == hi, "box")
+            demand([min(axis) for axis in zip(*(p[1][0] for p in parts), strict=True)] == lo, "box")
+            demand([max(axis) for axis in zip(*(p[1][1] for p in parts), strict=True)] == hi, "box")
             merged = [n for ref in page["manifests"] for n in merged_to(ref)]
             demand([min(merged), max(merged)] == [oldest, newest], "sequences of a page of leaves")
             whole["manifests"] += page["manifests"]
@@ -686,7 +695,7 @@ class Reader:
             page = self.follow(blob, BASE)
             alone = [p for p, *_ in page["nodes"] if p and p[0] != "/"]
             alone = [p for p in alone if p.rpartition("/")[0] not in paths]
-            demand(bool(alone) == bool(orphans), "orphans")
+            demand(bool(alone) == orphans, "orphans")
         whole["manifests"] = self.joined(whole["manifests"])
         return whole
 
@@ -727,8 +736,8 @@ class Reader:
         for entry, truncated in reversed(list(zip(snapshot["deltas"], cuts, strict=True))):
             tables: list[dict[Coords, Place]] = []
             if any(part[0] == node_id for part in entry["embedded"]):
-                delta = self.follow(entry["log"], DELTA)
-                tables += [r for _, r in self.rows(delta["tables"], entry["embedded"], node_id)]
+                embedded = self.follow(entry["log"], DELTA)["tables"]["parts"]
+                tables += [r for _, r in self.rows(embedded, entry["embedded"], node_id)]
             for ref in entry["manifests"]:
                 tables += [rows for _, rows in self.manifest_rows(ref, node_id)]
             layers.append((entry["last"], together(tables), truncated.get(node_id)))
@@ -736,7 +745,7 @@ class Reader:
         for ref in base["manifests"]:
             merged = merged_to(ref)
             for at, rows in self.manifest_rows(ref, node_id):
-                _, lo, hi, _ = ref["parts"][at]
+                _, (lo, hi), _ = ref["parts"][at]
                 held = [row for row in rows.values() if row is not None]
                 sizes = [len(row) if isinstance(row, bytes) else row[2] for row in held]
                 demand(ref["bytes"][at] == sum(sizes), "bytes of a leaf")
@@ -756,8 +765,8 @@ class Reader:
         known = [base["counts"]]
         known += [e["counts"] for e in snapshot["deltas"] if e["last"] > base["sequence"]]
         chunks = nbytes = 0
-        for _, n, size, *how in [c for counts in known for c in counts if c[0] == node_id]:
-            whole = bool(how and how[0] & 4)
+        for _, n, size, flags in [c for counts in known for c in counts if c[0] == node_id]:
+            whole = bool(flags & 4)
             chunks, nbytes = (n, size) if whole else (chunks + n, nbytes + size)
         return chunks, nbytes
 
@@ -768,7 +777,7 @@ class Reader:
         for entry in snapshot["deltas"]:
             known += entry["counts"] if entry["last"] > base["sequence"] else []
         at_most = 0
-        for *_, flags in [[*c, 0][:4] for c in known if c[0] == node_id]:
+        for *_, flags in [c for c in known if c[0] == node_id]:
             at_most = flags if flags & 4 else at_most | flags
         return not at_most & 1, not at_most & 2
 
@@ -796,9 +805,9 @@ class Reader:
         self, tables: list[tuple[list[Any], bytes]], parts: list[Any], node_id: bytes
     ) -> list[tuple[int, dict[Coords, Place]]]:
         """The tables of a node, each with its position among all."""
-        demand([part for part, _ in tables] == parts, "parts")
+        demand([part for part, _ in tables] == [*parts], "parts")
         found = []
-        for at, ((node, lo, hi, count), data) in enumerate(tables):
+        for at, ((node, (lo, hi), count), data) in enumerate(tables):
             if node == node_id:
                 packed = unpack(data)
                 demand([packed["lo"], packed["hi"], packed["n"]] == [lo, hi, count], "part")

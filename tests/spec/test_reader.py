@@ -17,9 +17,9 @@ import pytest
 import zarr_manifests as zm
 from specified import SPEC, contents, load, reader
 from stored import array_document, put
-from zarr_manifests.format.chunk_table import ChunkTable, decode_column
+from zarr_manifests.format.chunk_table import ChunkTable, StoredTable, decode_column
 from zarr_manifests.format.nodes import Delta
-from zarr_manifests.format.records import Fields
+from zarr_manifests.format.records import record
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore
 
@@ -108,7 +108,7 @@ def test_the_chunk_table_of_the_specification() -> None:
 
     rows = {c: plain(place) for c, place in reader.table_rows(packed).items()}
     assert rows == {tuple(coords): value for coords, _, value in table["rows"]}
-    own = ChunkTable.parse(Fields(packed, "table"))
+    own = ChunkTable.parse(record(StoredTable, packed, "table"))
     assert [list(coords) for coords, _ in own.refs()] == [row[0] for row in table["rows"]]
     kinds = [("unset", "inline", "native", "virtual")[kind] for kind in own.kind]
     assert kinds == [row[1] for row in table["rows"]]

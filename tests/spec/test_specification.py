@@ -10,15 +10,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec.structs import fields
+
 import zarr_manifests.format
 from zarr_manifests.config import Config
 from zarr_manifests.config.sections import Option, options_of
 from zarr_manifests.format.chunk_table import COLUMNS
-from zarr_manifests.format.records import ObjectKind
+from zarr_manifests.format.records import BlobRef, ObjectKind, Record
 from zarr_manifests.format.root import FEATURES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "spec" / "v1.md").read_text(encoding="utf-8")
-FIELD = re.compile(r'\("(\w+)", "\w+", [\w(]')  # of a table of fields
 ENCODER = re.compile(r"(^|_)(encode|pack|in_blocks)")
 FORMAT = Path(zarr_manifests.format.__path__[0])
 
@@ -37,14 +38,19 @@ def named(cell: str) -> list[str]:
 
 def written() -> set[str]:
     """The keys of the maps that encoders make, and the names of columns."""
-    found: set[str] = set()
+    found = {one.encode_name for kind in (BlobRef, *records_of(Record)) for one in fields(kind)}
+    found.remove("offset")  # which is of no pointer that is stored
     for path in FORMAT.glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        found |= {*FIELD.findall(text)}
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and ENCODER.search(node.name):
                 found |= set(keys_in(node))
     return found | {*COLUMNS}
+
+
+def records_of(kind: type[Record]) -> Iterator[type[Record]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from records_of(below)
 
 
 def keys_in(function: ast.FunctionDef) -> Iterator[str]:

@@ -44,14 +44,14 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import repeat
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.records import Fields, pack, unpack
+from zarr_manifests.format.records import Number, Record, pack, record, unpack
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import is_session_id
 from zarr_manifests.keys import is_inside
@@ -59,6 +59,7 @@ from zarr_manifests.keys import is_inside
 type Column = npt.NDArray[np.int64]
 
 MAX_ROWS: Final = 1 << 24
+type RowCount = Annotated[int, Meta(ge=0, le=MAX_ROWS)]
 _CONSTANT, _DIFFERENCES, _PLAIN = 0, 1, 2
 _BLOSC_HEADER_BYTES: Final = 16
 _WIDTHS: Final = (1, 2, 4, 8)
@@ -241,6 +242,18 @@ class VirtualSource(Struct, frozen=True):
         return f"virtual://{self.container}/{self.path}" if self.container else self.path
 
 
+class StoredSources(Record, frozen=True):
+    """`VirtualSources` as they are stored."""
+
+    n: RowCount
+    names: tuple[str, ...]
+    paths: bytes
+    container: Any
+    modified: Any
+    size: Any
+    etags: bytes | None = None
+
+
 class VirtualSources(Struct, frozen=True, eq=False):
     """Files outside the repository, as columns.
 
@@ -386,34 +399,30 @@ class VirtualSources(Struct, frozen=True, eq=False):
         return packed
 
     @classmethod
-    def parse(cls, fields: Fields) -> VirtualSources:
+    def parse(cls, stored: StoredSources) -> VirtualSources:
         """From an untrusted map that `pack` made."""
-        n = fields.number("n", MAX_ROWS)
-        names = fields.items("names")
-        if not n or not all(isinstance(name, str) for name in names):
-            raise CorruptObjectError(f"{fields.where}: expected names and at least one source")
-        container, modified, size = (
-            decode_column(fields.value.get(name), n, _MOST_NUMBER)
-            for name in ("container", "modified", "size")
-        )
+        n = stored.n
+        if not n:
+            raise CorruptObjectError("table.virt: expected at least one source")
+        columns = stored.container, stored.modified, stored.size
+        container, modified, size = (decode_column(one, n, _MOST_NUMBER) for one in columns)
         return cls(
-            tuple(names),
+            stored.names,
             container,
-            _texts(fields, "paths", n),
+            _texts(stored.paths, n),
             modified - 1,
             size - 1,
-            _texts(fields, "etags", n) if fields.has("etags") else (),
+            () if stored.etags is None else _texts(stored.etags, n),
         )
 
 
-def _texts(fields: Fields, name: str, n: int) -> tuple[str, ...]:
-    data = fields.binary(name)
+def _texts(data: bytes, n: int) -> tuple[str, ...]:
     if data.count(b"\0") != n - 1:
-        raise CorruptObjectError(f"{fields.where}.{name}: expected {n} strings")
+        raise CorruptObjectError(f"table.virt: expected {n} strings")
     try:
         return tuple(data.decode().split("\0"))
     except UnicodeDecodeError as error:
-        raise CorruptObjectError(f"{fields.where}.{name}: not UTF-8") from error
+        raise CorruptObjectError("table.virt: not UTF-8") from error
 
 
 _NONE: Final = np.zeros(0, np.int64)
@@ -421,6 +430,18 @@ NO_SOURCES: Final = VirtualSources((), _NONE, (), _NONE, _NONE)
 
 
 # --- chunk tables -------------------------------------------------------------------------------
+
+
+class StoredTable(Record, frozen=True):
+    """A `ChunkTable` as it is stored."""
+
+    n: RowCount
+    lo: tuple[Number, ...] = ()
+    hi: tuple[Number, ...] = ()
+    src: tuple[str, ...] = ()
+    inl: bytes | None = None
+    virt: StoredSources | None = None
+    col: Mapping[str, Any] = {}
 
 
 class RefKind(IntEnum):
@@ -685,15 +706,14 @@ class ChunkTable(Struct, frozen=True, eq=False):
         return {name: getattr(self, name) for name in COLUMNS}
 
     @classmethod
-    def parse(cls, fields: Fields) -> ChunkTable:
+    def parse(cls, stored: StoredTable) -> ChunkTable:
         """From an untrusted map that `pack` made."""
-        box, n = Box(fields.numbers("lo"), fields.numbers("hi")), fields.number("n", MAX_ROWS)
+        box, n = Box(stored.lo, stored.hi), stored.n
         if not n:
             return cls.build(box, np.zeros(0, np.int64), [])
-        sources, virtual = _files(fields)
-        stored = fields.table("col")
-        index = decode_column(stored["index"], n) if "index" in stored else None
-        return cls(box, index, **_rows(fields, stored, n), sources=sources, virtual=virtual)
+        virtual = NO_SOURCES if stored.virt is None else VirtualSources.parse(stored.virt)
+        index = decode_column(stored.col["index"], n) if "index" in stored.col else None
+        return cls(box, index, **_rows(stored), sources=stored.src, virtual=virtual)
 
     @classmethod
     def of(cls, refs: Mapping[Coords, StoredRef]) -> ChunkTable:
@@ -756,7 +776,7 @@ class ChunkTable(Struct, frozen=True, eq=False):
 
 def _unpickled(packed: bytes) -> ChunkTable:
     """The table from what `ChunkTable.__reduce__` packed, a tenth of its columns."""
-    return ChunkTable.parse(Fields(unpack(packed), "table"))
+    return ChunkTable.parse(record(StoredTable, unpack(packed), "table"))
 
 
 def side_by_side(blob: bytes, kind: Column, offset: Column, length: Column) -> tuple[Column, bytes]:
@@ -786,32 +806,21 @@ def native_keys(table: ChunkTable, sessions: Collection[str] | None = None) -> s
     return {chunk_key(table.sources[source], number) for source, number in set(pairs)}
 
 
-def _rows(fields: Fields, stored: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """The columns and inline bytes of `n` rows, from an untrusted map."""
-    if not stored.keys() >= set(COLUMNS):
-        raise CorruptObjectError(f"{fields.where}.col: a column is missing")
+def _rows(stored: StoredTable) -> dict[str, Any]:
+    """The columns and inline bytes of all rows."""
+    if not stored.col.keys() >= set(COLUMNS):
+        raise CorruptObjectError("table.col: a column is missing")
     columns: dict[str, Any] = {
-        name: decode_column(stored[name], n, _MOST.get(name, 2**62)) for name in COLUMNS
+        name: decode_column(stored.col[name], stored.n, _MOST.get(name, 2**62)) for name in COLUMNS
     }
     offset = columns["offset"] = _offsets(columns)
     if int(offset.min()) < 0:
-        raise CorruptObjectError(f"{fields.where}: an offset is negative")
-    inline = fields.binary("inl") if fields.has("inl") else b""
+        raise CorruptObjectError("table: an offset is negative")
+    inline = stored.inl or b""
     is_inline = columns["kind"] == RefKind.INLINE
     if is_inline.any() and (offset > len(inline) - columns["length"])[is_inline].any():
-        raise CorruptObjectError(f"{fields.where}: an inline chunk exceeds the blob")
+        raise CorruptObjectError("table: an inline chunk exceeds the blob")
     return {**columns, "inline": inline}
-
-
-def _files(fields: Fields) -> tuple[tuple[str, ...], VirtualSources]:
-    """The session ids and the files that rows refer to."""
-    sources = fields.items("src")
-    if not all(isinstance(source, str) for source in sources):
-        raise CorruptObjectError(f"{fields.where}.src: expected session ids")
-    virtual = NO_SOURCES
-    if fields.has("virt"):
-        virtual = VirtualSources.parse(Fields(fields.value["virt"], f"{fields.where}.virt"))
-    return tuple(sources), virtual
 
 
 def _gaps(columns: Mapping[str, Column]) -> Column:

@@ -17,28 +17,25 @@ from enum import StrEnum
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.records import (
-    ITEMS,
-    MAX_MS,
     MOST_BLOB_BYTES,
     BlobRef,
-    Fields,
+    CommitId,
     MetadataObject,
+    Number,
     ObjectKind,
     Record,
-    Stored,
+    Row,
+    TimeMs,
     are,
     are_counts,
-    binary,
     check_numbers,
-    inner,
+    drop_copies,
     pack,
-    pointer,
-    rows,
+    record,
     unpack,
 )
 from zarr_manifests.ids import COMMIT_ID_BYTES, are_snapshot_ids, snapshot_id_of, snapshot_key
@@ -68,21 +65,13 @@ class SnapshotPointer(NamedTuple):
     """
 
     snapshot_id: str
-    length: int
-    crc32c: int
+    length: Number
+    crc32c: Number
 
     @classmethod
     def of(cls, ref: BlobRef) -> SnapshotPointer:
         """The same as a `BlobRef`."""
         return cls(snapshot_id_of(ref.key), ref.length, ref.crc32c)
-
-    @classmethod
-    def parse(cls, value: Any) -> SnapshotPointer:
-        """From a list for msgpack."""
-        _check(isinstance(value, list) and len(value) == len(cls._fields))
-        found = cls(*value)
-        _check_pointers(*([field] for field in found))
-        return found
 
     @property
     def ref(self) -> BlobRef:
@@ -115,13 +104,13 @@ class HistoryEntry(NamedTuple):
 
     pointer: SnapshotPointer
     parent: SnapshotPointer | None
-    written_ms: int
-    commit_id: bytes
+    written_ms: TimeMs
+    commit_id: CommitId
     kind: CommitKind
     message: str | None
     metadata: Mapping[str, Any]
-    totals: Mapping[str, int]
-    sums: Mapping[str, int]
+    totals: Mapping[str, Number]
+    sums: Mapping[str, Number]
 
     @property
     def snapshot_id(self) -> str:
@@ -138,19 +127,8 @@ class HistoryEntry(NamedTuple):
         return pack([self.pointer, self.parent, *facts, *sums])
 
 
-def _parent(fields: Fields, name: str) -> SnapshotPointer | None:
-    parent = fields.value.get(name)
-    return None if parent is None else SnapshotPointer.parse(parent)
-
-
-def _columns(fields: Fields, name: str) -> dict[str, Any]:
-    columns = fields.table(name)
-    _check(are(list, columns.values()))
-    return columns
-
-
-class HistoryEntries(Record, frozen=True):
-    """HistoryEntries of one or more neighbouring snapshots by column, oldest first.
+class HistoryEntries(Record, frozen=True, rename={"written_ms": "at_ms"}):
+    """Entries of one or more neighbouring snapshots by column, oldest first.
 
     Parameters
     ----------
@@ -172,48 +150,25 @@ class HistoryEntries(Record, frozen=True):
     """
 
     ids: Sequence[str]
-    lengths: Sequence[int]
-    crcs: Sequence[int]
+    lengths: Sequence[Number]
+    crcs: Sequence[Number]
     parent: SnapshotPointer | None
-    written_ms: Sequence[int]
+    written_ms: Sequence[TimeMs]
     commits: bytes
-    kinds: Sequence[str]
+    kinds: Sequence[CommitKind]
     messages: Sequence[str | None]
     metadata: Sequence[Mapping[str, Any]]
-    totals: Mapping[str, Sequence[int | None]]
-    sums: Mapping[str, Sequence[int | None]]
-
-    _FIELDS = (
-        ("ids", "ids", ITEMS),
-        ("lengths", "lengths", ITEMS),
-        ("crcs", "crcs", ITEMS),
-        ("parent", "parent", Stored(_parent)),
-        ("at_ms", "written_ms", ITEMS),
-        ("commits", "commits", binary()),
-        ("kinds", "kinds", ITEMS),
-        ("messages", "messages", ITEMS),
-        ("metadata", "metadata", ITEMS),
-        ("totals", "totals", Stored(_columns)),
-        ("sums", "sums", Stored(_columns)),
-    )
+    totals: Mapping[str, Sequence[Number | None]]
+    sums: Mapping[str, Sequence[Number | None]]
 
     def __post_init__(self) -> None:
         columns = [self.lengths, self.crcs, self.written_ms, self.kinds, self.messages]
-        counts = [*self.totals.values(), *self.sums.values()]
-        columns += [self.metadata, *counts]
+        columns += [self.metadata, *self.totals.values(), *self.sums.values()]
         _check({*map(len, columns)} == {len(self.ids)} != {0})
         _check(len(self.commits) == COMMIT_ID_BYTES * len(self.ids))
         _check_pointers(self.ids, self.lengths, self.crcs)
-        _check(
-            are_counts(self.written_ms)
-            and max(self.written_ms) <= MAX_MS
-            and are(str, self.kinds)
-            and {*self.kinds} <= _KINDS.keys()
-            and are(str, _given(self.messages))
-            and are(dict, self.metadata)
-            and are(str, {*chain(self.totals, self.sums, *self.metadata)})
-            and all(are_counts(_given(column)) for column in counts)
-        )
+        if self.parent is not None:
+            _check_pointers(*([value] for value in self.parent))
 
     @classmethod
     def of(cls, entries: Sequence[HistoryEntry]) -> HistoryEntries:
@@ -224,8 +179,12 @@ class HistoryEntries(Record, frozen=True):
         CorruptObjectError
             If one is not the child of the one before.
         """
-        rows = [(*one[:4], str(one.kind), one.message, *map(dict, one[6:])) for one in entries]
-        return cls._of_rows(rows, entries[0].parent if entries else None)
+        _check(len(entries) > 0)
+        pointers, parents, times, commits, *others, totals, sums = zip(*entries, strict=True)
+        if parents[1:] != pointers[:-1]:
+            raise CorruptObjectError("history: an entry is not the child of the one before")
+        columns: Any = *zip(*pointers, strict=True), parents[0], times, b"".join(commits), *others
+        return cls(*(*columns, _by_name(totals), _by_name(sums)))
 
     @classmethod
     def unpack(cls, packed: Sequence[bytes]) -> HistoryEntries:
@@ -236,36 +195,7 @@ class HistoryEntries(Record, frozen=True):
         CorruptObjectError
             If an entry is malformed, or not the child of the one before.
         """
-        rows = [unpack(entry) for entry in packed]
-        _check(are(list, rows) and min(map(len, rows), default=0) >= len(HistoryEntry._fields))
-        parent = rows[0][1]
-        return cls._of_rows(rows, None if parent is None else SnapshotPointer.parse(parent))
-
-    @classmethod
-    def _of_rows(
-        cls, rows: Sequence[Sequence[Any]], parent: SnapshotPointer | None
-    ) -> HistoryEntries:
-        _check(len(rows) > 0)
-        fields = zip(*(row[: len(HistoryEntry._fields)] for row in rows), strict=True)
-        pointers, parents, times, commits, kinds, messages, metadata, totals, sums = fields
-        _check({*map(type, pointers)} <= {list, SnapshotPointer} and {*map(len, pointers)} == {3})
-        if parents[1:] != pointers[:-1]:
-            raise CorruptObjectError("history: an entry is not the child of the one before")
-        _check(are(bytes, commits) and {*map(len, commits)} == {COMMIT_ID_BYTES})
-        ids, lengths, crcs = zip(*pointers, strict=True)
-        return cls(
-            ids,
-            lengths,
-            crcs,
-            parent,
-            times,
-            b"".join(commits),
-            kinds,
-            messages,
-            metadata,
-            _by_name(totals),
-            _by_name(sums),
-        )
+        return cls.of(record(list[HistoryEntry], [*map(unpack, packed)], "history"))
 
     @classmethod
     def join(cls, parts: Sequence[HistoryEntries]) -> HistoryEntries:
@@ -300,7 +230,7 @@ class HistoryEntries(Record, frozen=True):
             self.parent_of(at),
             self.written_ms[at],
             self.commit_id(at),
-            _KINDS[self.kinds[at]],
+            self.kinds[at],
             self.messages[at],
             self.metadata[at],
             numbers_at(self.totals, at),
@@ -329,17 +259,9 @@ def numbers_at(columns: Mapping[str, Sequence[int | None]], at: int) -> dict[str
     return {name: number for name, number in found.items() if number is not None}
 
 
-_KINDS: Final = {str(kind): kind for kind in CommitKind}
-
-
-def _by_name(maps: Sequence[Any]) -> dict[str, list[int | None]]:
+def _by_name(maps: Sequence[Mapping[str, int]]) -> dict[str, list[int | None]]:
     """By name, the number of each map; None where a map has none of that name."""
-    _check(are(dict, maps) and are_counts([*chain.from_iterable(map(dict.values, maps))]))
     return {name: [each.get(name) for each in maps] for name in dict.fromkeys(chain(*maps))}
-
-
-def _given(column: Sequence[Any]) -> Sequence[Any]:
-    return [value for value in column if value is not None] if None in column else column
 
 
 def _check_pointers(ids: Sequence[Any], lengths: Sequence[Any], crcs: Sequence[Any]) -> None:
@@ -363,7 +285,7 @@ def _check(sound: bool) -> None:
 _MOST_LEVELS: Final = 16
 
 
-class HistoryPageRef(Struct, frozen=True):
+class HistoryPageRef(Row, frozen=True):
     """Pointer to a page of entries, or to a page that names further pages.
 
     Parameters
@@ -384,21 +306,9 @@ class HistoryPageRef(Struct, frozen=True):
     level: int
 
     def __post_init__(self) -> None:
+        drop_copies(self, "blob", "newest")
         check_numbers("history.pages", self.count - 1, most=2**31 - 1)
         check_numbers("history.pages", self.level, most=_MOST_LEVELS)
-
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        return [self.blob.bare().pack(), SnapshotPointer.of(self.newest), self.count, self.level]
-
-    @classmethod
-    def parse(cls, value: Any, where: str) -> HistoryPageRef:
-        """From a list that `pack` made."""
-        match value:
-            case [dict(blob), newest, int(count), int(level)]:
-                newest_ref = SnapshotPointer.parse(newest).ref
-                return cls(pointer(blob, where), newest_ref, count, level)
-        raise CorruptObjectError(f"{where}: expected pointer, newest snapshot, count and level")
 
     def check(self, page: HistoryPage) -> None:
         """Raise if the page covers other snapshots than this pointer says.
@@ -410,16 +320,6 @@ class HistoryPageRef(Struct, frozen=True):
         """
         if (page.newest, page.count, page.level) != (self.newest, self.count, self.level):
             raise CorruptObjectError(f"{self.blob.key} covers other snapshots than it should")
-
-
-_PAGES: Final = rows(HistoryPageRef)
-
-
-def _recent(fields: Fields, name: str) -> tuple[bytes, ...]:
-    recent = fields.items(name)
-    if not are(bytes, recent):
-        raise CorruptObjectError(f"{fields.where}.{name}: expected packed entries")
-    return tuple(recent)
 
 
 class History(Record, frozen=True):
@@ -436,8 +336,6 @@ class History(Record, frozen=True):
     pages: tuple[HistoryPageRef, ...] = ()
     recent: tuple[bytes, ...] = ()
 
-    _FIELDS = (("pages", "pages", _PAGES), ("recent", "recent", Stored(_recent)))
-
     def __post_init__(self) -> None:
         levels = [page.level for page in self.pages]
         if levels != sorted(levels, reverse=True):
@@ -450,7 +348,7 @@ class History(Record, frozen=True):
 
 
 class HistoryPage(MetadataObject, frozen=True):
-    """HistoryEntries of neighbouring snapshots, or pointers to pages of neighbours; oldest first.
+    """Entries of neighbouring snapshots, or pointers to pages of neighbours; oldest first.
 
     Parameters
     ----------
@@ -469,10 +367,6 @@ class HistoryPage(MetadataObject, frozen=True):
     pages: tuple[HistoryPageRef, ...] = ()
 
     _KIND = ObjectKind.HISTORY
-    _FIELDS = (
-        ("pages", "pages", _PAGES.left_out()),
-        ("entries", "entries", inner(HistoryEntries).left_out()),
-    )
 
     def __post_init__(self) -> None:
         if (self.entries is None) == (not self.pages) or len({p.level for p in self.pages}) > 1:

@@ -17,21 +17,19 @@ import msgpack
 from msgspec import Struct
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.chunk_table import MAX_ROWS, ChunkTable
+from zarr_manifests.format.chunk_table import MAX_ROWS, ChunkTable, StoredTable
 from zarr_manifests.format.records import (
-    COPIED,
     HEADER_BYTES,
     MAX_EXPANSION,
     MAX_NUMBER,
-    NUMBERS,
     STORED,
     BlobRef,
-    Fields,
+    NodeId,
+    Number,
     ObjectKind,
     Record,
-    Stored,
+    Row,
     are,
-    box_of,
     check_numbers,
     check_texts,
     compress,
@@ -41,8 +39,9 @@ from zarr_manifests.format.records import (
     expanded_at_most,
     frame,
     pack,
+    plain,
+    record,
     refusing,
-    rows,
     unpack,
 )
 from zarr_manifests.grid import Box
@@ -60,34 +59,22 @@ _VALUES_FREELY: Final = 1 << 22
 _VALUES_A_BYTE: Final = 8
 _RAW, _ZSTD = b"\0", b"\1"
 
-type Place = tuple[int, int, int, int]
+type Place = tuple[Number, Number, Number, Number]
 """Where a table is: offset, length and crc32c of its block in the object, and its number there."""
 
 
-class Part(Struct, frozen=True):
+class Part(Row, frozen=True):
     """Directory entry of one chunk table: node, box and number of rows."""
 
-    node_id: bytes
+    node_id: NodeId
     box: Box
-    count: int
+    count: Number
 
     def __post_init__(self) -> None:
         if len(self.node_id) != NODE_ID_BYTES or not 0 <= self.count <= MAX_NUMBER:
             raise CorruptObjectError("a chunk table with an invalid node id or number of rows")
         if max(self.box.hi, default=0) > MAX_NUMBER:
             raise CorruptObjectError(f"a chunk table whose box exceeds {MAX_NUMBER}: {self.box}")
-
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        return [self.node_id, self.box.lo, self.box.hi, self.count]
-
-    @classmethod
-    def parse(cls, value: Any, where: str) -> Part:
-        """From a list that `pack` made."""
-        match value:
-            case [bytes(node_id), list(lo), list(hi), int(count)]:
-                return cls(node_id, box_of(lo, hi, where), count)
-        raise CorruptObjectError(f"{where}: expected node, box and count")
 
 
 def by_node[T](items: Iterable[tuple[Part, T]]) -> dict[bytes, list[T]]:
@@ -98,18 +85,7 @@ def by_node[T](items: Iterable[tuple[Part, T]]) -> dict[bytes, list[T]]:
     return found
 
 
-_SET: Final = Stored(lambda fields, name: fields.text(name) if fields.has(name) else "", rare=True)
-
-
-def _places(fields: Fields, name: str) -> tuple[Place, ...]:
-    found = fields.items(name)
-    for place in found:
-        if not isinstance(place, list) or len(place) != 4 or not are(int, place):
-            raise CorruptObjectError(f"{fields.where}.{name}: expected places of tables")
-    return tuple(map(tuple, found))
-
-
-class ManifestRef(Record, frozen=True, dict=True):
+class ManifestRef(Record, frozen=True, dict=True, rename={"packed_for": "set", "nbytes": "bytes"}):
     """Pointer to a manifest, with the directory of its tables.
 
     Parameters
@@ -137,19 +113,10 @@ class ManifestRef(Record, frozen=True, dict=True):
 
     blob: BlobRef
     parts: tuple[Part, ...]
-    merged: tuple[int, ...] = ()
+    merged: tuple[Number, ...] = ()
     packed_for: str = ""
     places: tuple[Place, ...] = ()
-    nbytes: tuple[int, ...] = ()
-
-    _FIELDS = (
-        ("blob", "blob", COPIED),
-        ("parts", "parts", rows(Part)),
-        ("merged", "merged", NUMBERS.left_out()),
-        ("set", "packed_for", _SET),
-        ("places", "places", Stored(_places).left_out()),
-        ("bytes", "nbytes", NUMBERS.left_out()),
-    )
+    nbytes: tuple[Number, ...] = ()
 
     def __post_init__(self) -> None:
         columns = self.merged, self.places, self.nbytes
@@ -231,7 +198,7 @@ class Block(Struct, frozen=True):
         return _ZSTD + packed if smaller else _RAW + raw
 
 
-class Manifest(Struct, frozen=True, dict=True):
+class Manifest(Record, frozen=True, dict=True):
     """Chunk tables of one or more nodes, each still encoded.
 
     Parameters
@@ -270,12 +237,12 @@ class Manifest(Struct, frozen=True, dict=True):
     @staticmethod
     def decode(part: Part, data: bytes) -> ChunkTable:
         """Decode one of the tables."""
-        fields = Fields(unpack(data), "table")
-        if fields.number("n") != part.count:
+        stored = record(StoredTable, unpack(data), "table")
+        if stored.n != part.count:
             raise CorruptObjectError("a chunk table has not the rows that its manifest lists")
-        _check_size(fields, len(data))
+        _check_size(stored.n, stored.col, len(data))
         try:
-            table = ChunkTable.parse(fields)
+            table = ChunkTable.parse(stored)
         except InvalidArgumentError as error:  # an invalid box
             raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
         if table.box != part.box:
@@ -299,29 +266,12 @@ class Manifest(Struct, frozen=True, dict=True):
     def _of_parts(self) -> Mapping[Part, bytes]:
         return dict(self.parts)
 
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        return [[part.pack(), data] for part, data in self.parts]
-
-    @classmethod
-    def parse(cls, fields: Fields, name: str) -> Manifest:
-        """The manifest in the field of that name."""
-        parts: list[tuple[Part, bytes]] = []
-        for value in fields.items(name):
-            match value:
-                case [list(part), bytes(data)]:
-                    parts.append((Part.parse(part, f"{fields.where}.{name}"), data))
-                case _:
-                    raise CorruptObjectError(f"{fields.where}.{name}: expected part and table")
-        return cls(tuple(parts))
-
     def encode(self) -> tuple[bytes, tuple[Place, ...]]:
         """The object's bytes, and where its tables are in it; nothing of that if it is small."""
         nbytes = sum(len(data) for _, data in self.parts)
         if nbytes <= _MUCH_SMALLER * _WHOLE_BYTES:
             block = Block(tuple(data for _, data in self.parts)).pack(alone=False)
-            parts = [part.pack() for part, _ in self.parts]
-            whole = encode(ObjectKind.MANIFEST, {"blocks": [[parts, block]]})
+            whole = encode(ObjectKind.MANIFEST, {"blocks": [[self.directory(), block]]})
             if nbytes <= _WHOLE_BYTES or len(whole) <= _WHOLE_BYTES:
                 return whole, ()
         return _in_blocks(self.parts)
@@ -332,6 +282,9 @@ class Manifest(Struct, frozen=True, dict=True):
         told: Any = {"crc": ref.crc32c, "length": ref.length}
         parse = partial(_of_blocks, most=expanded_at_most(data))
         return decode(data, ObjectKind.MANIFEST, parse, ref.key, **told)
+
+
+NO_TABLES: Final = Manifest(())
 
 
 def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place, ...]]:
@@ -351,7 +304,7 @@ def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place,
     end = HEADER_BYTES + sum(map(len, written))
     for group in groups:
         block = Block(tuple(data for _, data in group)).pack(alone=True)
-        listed = [part.pack() for part, _ in group]
+        listed = plain([part for part, _ in group])
         written += [packer.pack_array_header(2), packer.pack(listed), packer.pack(block)]
         end += sum(map(len, written[-3:]))
         places += [(end - len(block), len(block), crc32c(block), n) for n in range(len(group))]
@@ -359,20 +312,21 @@ def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place,
     return frame(ObjectKind.MANIFEST, STORED, len(payload), payload), tuple(places)
 
 
-def _of_blocks(fields: Fields, most: int) -> Manifest:
+class _Blocks(Record, frozen=True):
+    """Blocks of a manifest, still packed, each with the directory of its tables."""
+
+    blocks: tuple[tuple[tuple[Part, ...], bytes], ...] = ()
+
+
+def _of_blocks(payload: Any, most: int) -> Manifest:
     """The manifest of these blocks, whose tables have together at most so many bytes."""
     found: list[tuple[Part, bytes]] = []
-    for value in fields.items("blocks"):
-        match value:
-            case [list(listed), bytes(data)]:
-                tables = Block.parse(data, min(most, MAX_EXPANSION * len(data))).tables
-                most -= sum(map(len, tables))
-                if len(tables) != len(listed):
-                    raise CorruptObjectError("a block has not the tables that are listed of it")
-                parts = [Part.parse(part, f"{fields.where}.blocks") for part in listed]
-                found += zip(parts, tables, strict=True)
-            case _:
-                raise CorruptObjectError(f"{fields.where}.blocks: expected parts and a block")
+    for parts, data in record(_Blocks, payload, "manifest").blocks:
+        tables = Block.parse(data, min(most, MAX_EXPANSION * len(data))).tables
+        most -= sum(map(len, tables))
+        if len(tables) != len(parts):
+            raise CorruptObjectError("a block has not the tables that are listed of it")
+        found += zip(parts, tables, strict=True)
     return Manifest(tuple(found))
 
 
@@ -387,7 +341,7 @@ def encode_table(table: ChunkTable) -> bytes:
     packed = table.pack()
     data = pack(packed)
     try:
-        _check_size(Fields({**packed, "n": len(table)}, "table"), len(data))
+        _check_size(len(table), packed.get("col", {}), len(data))
     except CorruptObjectError as error:
         raise InvalidArgumentError(
             f"a table of {len(data)} bytes with {len(table)} chunks of one array exceeds what "
@@ -396,11 +350,9 @@ def encode_table(table: ChunkTable) -> bytes:
     return data
 
 
-def _check_size(fields: Fields, nbytes: int) -> None:
+def _check_size(rows: int, columns: Mapping[str, Any], nbytes: int) -> None:
     """Raise if rows, or values that vary, are more than so few bytes may hold."""
-    rows = fields.number("n")
-    columns = fields.table("col").values()
-    varying = sum(isinstance(column, list) and column[:1] != [0] for column in columns)
+    varying = sum(isinstance(one, list) and one[:1] != [0] for one in columns.values())
     if rows > _ROWS_FREELY + _ROWS_A_BYTE * nbytes:
         raise CorruptObjectError(f"a chunk table of {nbytes} bytes cannot hold {rows} rows")
     if rows * varying > _VALUES_FREELY + _VALUES_A_BYTE * nbytes:

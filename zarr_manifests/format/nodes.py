@@ -40,34 +40,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
-
-from msgspec import Struct, field
-from msgspec.structs import force_setattr
+from typing import Final
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.manifest import Manifest, ManifestRef
+from zarr_manifests.format.manifest import NO_TABLES, Manifest, ManifestRef
 from zarr_manifests.format.records import (
-    NUMBER,
-    NUMBERS,
     BlobRef,
-    Fields,
+    CommitId,
     MetadataObject,
+    NodeId,
+    Number,
     ObjectKind,
-    Stored,
-    binary,
-    box_of,
+    Row,
     check_numbers,
     check_texts,
-    maps,
-    pointer,
-    rows,
 )
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import COMMIT_ID_BYTES, NODE_ID_BYTES
 from zarr_manifests.keys import (
-    DOCUMENTS,
     ArrayMeta,
     GroupMeta,
     check_inside,
@@ -92,7 +84,7 @@ class Counted:
     """The count is a total, not a change: older counts of the node no longer apply."""
 
 
-class Count(Struct, frozen=True):
+class Count(Row, frozen=True):
     """Chunks and bytes of one node: a total, or a change, which may be negative.
 
     `counted` is a sum of the flags in `Counted`.
@@ -122,28 +114,6 @@ def check_counts(counts: Sequence[Count], *, least: int = -_MOST) -> None:
         raise CorruptObjectError("counts: a node occurs twice")
 
 
-def _pack(counts: Sequence[Count]) -> list[Any]:
-    return [[c.node_id, c.chunks, c.nbytes, *([c.counted] if c.counted else [])] for c in counts]
-
-
-def _parse(fields: Fields, name: str) -> tuple[Count, ...]:
-    counts: list[Count] = []
-    for value in fields.items(name):
-        match value:
-            case [bytes(node), int(chunks), int(nbytes), *flags] if len(flags) <= 1 and all(
-                type(flag) is int and flag > 0 for flag in flags
-            ):
-                counts.append(Count(node, chunks, nbytes, sum(flags)))
-            case _:
-                raise CorruptObjectError(
-                    f"{fields.where}.{name}: expected node, chunks, bytes and optional flags"
-                )
-    return tuple(counts)
-
-
-COUNTS: Final = Stored(_parse, _pack)
-
-
 # --- nodes -------------------------------------------------------------------------------------
 
 type PathOrder = tuple[bool, str, str]
@@ -171,12 +141,7 @@ class NodeKind(IntEnum):
     OPAQUE = 2
 
 
-_KINDS: Final = {int(kind): kind for kind in NodeKind}
-_DOCUMENTS: Final = frozenset(DOCUMENTS)
-_BYTES: Final = frozenset({bytes})
-
-
-class Node(Struct, frozen=True):
+class Node(Row, frozen=True, dict=True):
     """A node of the hierarchy.
 
     Parameters
@@ -204,18 +169,12 @@ class Node(Struct, frozen=True):
     node_id: bytes
     kind: NodeKind
     documents: Mapping[str, bytes]
-    meta: ArrayMeta | GroupMeta | None = None
-    """The parsed documents; None for an opaque entry."""
-    array: ArrayMeta | None = None
-    """The parsed documents of an array; None for other nodes."""
 
     def __post_init__(self) -> None:
         check_texts("a key", self.path)
         if self.path:
             check_inside(self.path.removeprefix("/"))  # an opaque entry's begins with one
-        meta = parse_documents(self.documents)
-        force_setattr(self, "meta", meta)
-        force_setattr(self, "array", meta if isinstance(meta, ArrayMeta) else None)
+        meta = self.meta
         # Most nodes have one document; checking that one is enough.
         sound = len(self.node_id) == NODE_ID_BYTES and (
             (meta is not None and len(self.documents) == 1)
@@ -230,32 +189,23 @@ class Node(Struct, frozen=True):
         if not sound:
             raise CorruptObjectError(f"/{self.path}: not a node of kind {self.kind.name}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Node, (self.path, self.node_id, self.kind, self.documents)
+    @cached_property
+    def meta(self) -> ArrayMeta | GroupMeta | None:
+        """The parsed documents; None for an opaque entry."""
+        return parse_documents(self.documents)
+
+    @cached_property
+    def array(self) -> ArrayMeta | None:
+        """The parsed documents of an array; None for other nodes."""
+        return self.meta if isinstance(self.meta, ArrayMeta) else None
 
     @property
     def document_keys(self) -> list[str]:
         """The keys of its documents."""
         return [join(self.path, name) for name in self.documents]
 
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        return [self.path, self.node_id, int(self.kind), dict(self.documents)]
 
-    @classmethod
-    def parse(cls, value: Any, where: str) -> Node:
-        """From a list that `pack` made."""
-        match value:
-            case [str(path), bytes(node_id), int(kind), dict(documents)] if (
-                kind in _KINDS
-                and documents.keys() <= _DOCUMENTS
-                and set(map(type, documents.values())) <= _BYTES
-            ):
-                return cls(path, node_id, _KINDS[kind], documents)
-        raise CorruptObjectError(f"{where}: expected path, id, kind and documents")
-
-
-class NodePage(Struct, frozen=True):
+class NodePage(Row, frozen=True):
     """Pointer to a page of a base: the nodes in a range of paths, their leaves and counts.
 
     Parameters
@@ -305,32 +255,8 @@ class NodePage(Struct, frozen=True):
         if not sound:
             raise CorruptObjectError(f"{self.blob.key} is not the page of nodes its base expects")
 
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        return [
-            self.blob.pack(),
-            self.first,
-            self.last,
-            self.nodes,
-            self.leaves,
-            int(self.orphans),
-        ]
 
-    @classmethod
-    def parse(cls, value: Any, where: str) -> NodePage:
-        """From a list that `pack` made."""
-        match value:
-            case [blob, str(first), str(last), int(nodes), int(leaves), int(orphans)] if (
-                orphans in (0, 1)
-            ):
-                return cls(pointer(blob, where), first, last, nodes, leaves, bool(orphans))
-        raise CorruptObjectError(
-            f"{where}: expected pointer, first and last path, numbers of nodes and leaves, and "
-            "whether there are orphans"
-        )
-
-
-class LeafPage(Struct, frozen=True):
+class LeafPage(Row, frozen=True):
     """Pointer to a page of a base: some of the leaves of one large array.
 
     Parameters
@@ -379,23 +305,6 @@ class LeafPage(Struct, frozen=True):
         if not sound:
             raise CorruptObjectError(f"{self.blob.key} is not the page of leaves its base expects")
 
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        box = self.box
-        return [self.blob.pack(), self.node_id, self.leaves, box.lo, box.hi, *self.merged]
-
-    @classmethod
-    def parse(cls, value: Any, where: str) -> LeafPage:
-        """From a list that `pack` made."""
-        match value:
-            case [blob, bytes(node), int(n), list(lo), list(hi), int(oldest), int(newest)]:
-                box = box_of(lo, hi, where)
-                return cls(pointer(blob, where), node, n, box, (oldest, newest))
-        raise CorruptObjectError(
-            f"{where}: expected pointer, node, number of leaves, box, and the oldest and "
-            "newest sequence they are merged to"
-        )
-
 
 class Base(MetadataObject, frozen=True):
     """Node table and directory of leaves, or a page of them.
@@ -430,14 +339,6 @@ class Base(MetadataObject, frozen=True):
     leaf_pages: tuple[LeafPage, ...] = ()
 
     _KIND = ObjectKind.BASE
-    _FIELDS = (
-        ("nodes", "nodes", rows(Node)),
-        ("manifests", "manifests", maps(ManifestRef)),
-        ("sequence", "sequence", NUMBER),
-        ("counts", "counts", COUNTS),
-        ("pages", "pages", rows(NodePage).left_out()),
-        ("leaf_pages", "leaf_pages", rows(LeafPage).left_out()),
-    )
 
     def __post_init__(self) -> None:
         merged = [to for ref in self.manifests for to in ref.merged]
@@ -480,44 +381,7 @@ class Base(MetadataObject, frozen=True):
 # --- deltas -------------------------------------------------------------------------------------
 
 
-_NODES: Final = rows(Node)
-_TABLES: Final = Stored(Manifest.parse, Manifest.pack)
-
-
-def _deleted(fields: Fields, name: str) -> dict[str, bytes]:
-    deleted = fields.table(name)
-    if not all(isinstance(node, bytes) for node in deleted.values()):
-        raise CorruptObjectError(f"{fields.where}.{name}: expected node ids")
-    return deleted
-
-
-_DELETED: Final = Stored(_deleted, dict)
-
-
-def _pack_shapes(shapes: Mapping[bytes, Coords | None]) -> list[Any]:
-    """Grid shapes by node id, as a list of pairs for msgpack."""
-    return [[node, shape] for node, shape in shapes.items()]
-
-
-def _parse_shapes(value: object, where: str, *, optional: bool = False) -> dict[bytes, Any]:
-    """Grid shapes by node id, from a list of pairs; None for a shape only if it is optional."""
-    shapes: dict[bytes, Coords | None] = {}
-    for pair in value if isinstance(value, list) else [None]:
-        match pair:
-            case [bytes(node), list(shape)]:
-                shapes[node] = tuple(shape)
-            case [bytes(node), None] if optional:
-                shapes[node] = None
-            case _:
-                raise CorruptObjectError(f"{where}: expected node id and grid shape")
-    return shapes
-
-
-def _truncated(fields: Fields, name: str) -> dict[bytes, Coords]:
-    return _parse_shapes(fields.items(name), f"{fields.where}.{name}")
-
-
-class Delta(MetadataObject, frozen=True):
+class Delta(MetadataObject, frozen=True, rename={"commit_id": "commit", "embedded": "tables"}):
     """What one commit changed.
 
     Parameters
@@ -541,22 +405,14 @@ class Delta(MetadataObject, frozen=True):
         If an id has the wrong length.
     """
 
-    commit_id: bytes
+    commit_id: CommitId
     nodes: tuple[Node, ...] = ()
-    deleted: Mapping[str, bytes] = {}
-    truncated: Mapping[bytes, Coords] = {}
-    embedded: Manifest = field(default_factory=lambda: Manifest(()))
+    deleted: Mapping[str, NodeId] = {}
+    truncated: Mapping[NodeId, Coords] = {}
+    embedded: Manifest = NO_TABLES
     manifests: tuple[ManifestRef, ...] = ()
 
     _KIND = ObjectKind.DELTA
-    _FIELDS = (
-        ("commit", "commit_id", binary(COMMIT_ID_BYTES)),
-        ("nodes", "nodes", _NODES),
-        ("deleted", "deleted", _DELETED),
-        ("truncated", "truncated", Stored(_truncated, _pack_shapes)),
-        ("tables", "embedded", _TABLES),
-        ("manifests", "manifests", maps(ManifestRef)),
-    )
 
     def __post_init__(self) -> None:
         ids = [*self.deleted.values(), *self.truncated]
@@ -570,15 +426,6 @@ class Delta(MetadataObject, frozen=True):
     def changes_nodes(self) -> bool:
         """Whether it creates, changes, deletes or truncates nodes."""
         return bool(self.nodes or self.deleted or self.truncated)
-
-
-def _cuts_of_each(fields: Fields, name: str) -> tuple[dict[bytes, Coords], ...]:
-    where = f"{fields.where}.{name}"
-    return tuple(_parse_shapes(cuts, where) for cuts in fields.items(name))
-
-
-def _covered(fields: Fields, name: str) -> dict[bytes, Coords | None]:
-    return _parse_shapes(fields.items(name), f"{fields.where}.{name}", optional=True)
 
 
 class Digest(MetadataObject, frozen=True):
@@ -607,21 +454,13 @@ class Digest(MetadataObject, frozen=True):
     """
 
     nodes: tuple[Node, ...]
-    deleted: Mapping[str, bytes]
-    truncated: tuple[Mapping[bytes, Coords], ...]
-    covered: Mapping[bytes, Coords | None] = {}
-    tables: Manifest = field(default_factory=lambda: Manifest(()))
-    of: tuple[int, ...] = ()
+    deleted: Mapping[str, NodeId]
+    truncated: tuple[Mapping[NodeId, Coords], ...]
+    covered: Mapping[NodeId, Coords | None] = {}
+    tables: Manifest = NO_TABLES
+    of: tuple[Number, ...] = ()
 
     _KIND = ObjectKind.DIGEST
-    _FIELDS = (
-        ("nodes", "nodes", _NODES),
-        ("deleted", "deleted", _DELETED),
-        ("truncated", "truncated", Stored(_cuts_of_each, lambda cuts: [*map(_pack_shapes, cuts)])),
-        ("covered", "covered", Stored(_covered, _pack_shapes)),
-        ("tables", "tables", _TABLES),
-        ("of", "of", NUMBERS),
-    )
 
     def __post_init__(self) -> None:
         ids = [*self.deleted.values(), *self.covered]

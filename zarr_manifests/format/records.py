@@ -16,12 +16,12 @@ every size read from disk is bounded before it is used to allocate. The crc is s
 bytes it covers: the crc of a message followed by its own crc is the same for all messages, so
 pointers that repeat it could not tell objects apart.
 
-Maps on disk, described by tables of their fields; objects that hold one, and pointers to these
------------------------------------------------------------------------------------------------
+Records: values that are maps or lists on disk, and pointers to them
+--------------------------------------------------------------------
 
-A line of a table names a field on disk, the attribute it is read to and written from, and how it is
-stored. Fields are written and read in the order of the lines. Invariant: a value is built through
-its constructor, so readers check what writers check.
+A record is a struct. Its annotations say what a reader accepts, and msgspec checks them; what they
+cannot say is checked by its constructor, for readers and writers alike. A field with its default is
+left out of a map. Readers ignore names that they do not know.
 
 A `BlobRef` is the key, length and crc32c of an immutable object, or of a block in one. It may carry
 a copy of its bytes, which saves a request. Invariant: the object also exists at its key, so copies
@@ -36,13 +36,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
 import msgpack
 import numpy as np
 import zstandard
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Meta, Struct, ValidationError, convert, to_builtins
+from msgspec.structs import force_setattr, replace
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -50,8 +50,7 @@ from zarr_manifests.errors import (
     ManifestsError,
     UnsupportedFormatError,
 )
-from zarr_manifests.grid import Box
-from zarr_manifests.ids import crc32c, session_of
+from zarr_manifests.ids import COMMIT_ID_BYTES, NODE_ID_BYTES, crc32c, session_of
 from zarr_manifests.runtime import MAX_MS as MAX_MS
 
 FORMAT_VERSION: Final = 1
@@ -135,9 +134,29 @@ def check_texts(where: str, *texts: object) -> None:
         raise InvalidArgumentError(f"{where}: expected text, found {type(text).__name__}")
 
 
-def pack(payload: Any, default: Callable[[object], object] | None = None) -> bytes:
+type Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+type TimeMs = Annotated[int, Meta(ge=0, le=MAX_MS)]
+type NodeId = Annotated[bytes, Meta(min_length=NODE_ID_BYTES, max_length=NODE_ID_BYTES)]
+type CommitId = Annotated[bytes, Meta(min_length=COMMIT_ID_BYTES, max_length=COMMIT_ID_BYTES)]
+
+
+def plain(value: Any, *, ordered: bool = False) -> Any:
+    """Records as maps and lists; `ordered` sorts maps by name, so that equal values are alike."""
+    return to_builtins(value, builtin_types=(bytes,), order="deterministic" if ordered else None)
+
+
+def pack(payload: Any, default: Callable[[object], object] = plain) -> bytes:
     """Msgpack of `payload`; `default` converts values of types that msgpack does not know."""
     return bytes(msgpack.packb(payload, use_bin_type=True, default=default))
+
+
+def record[T](kind: type[T], value: Any, where: str) -> T:
+    """The value of that kind that `plain` made; it is untrusted."""
+    try:
+        return convert(value, kind, builtin_types=(bytes,))
+    except ValidationError as error:
+        said, _, at = str(error).partition(" - at `$")
+        raise CorruptObjectError(f"{where}{at.removesuffix('`')}: {said}") from error
 
 
 def unpack(data: bytes | memoryview) -> Any:
@@ -232,7 +251,7 @@ class _Count:
         return value
 
 
-def encode(kind: ObjectKind, payload: Mapping[str, Any]) -> bytes:
+def encode(kind: ObjectKind, payload: object) -> bytes:
     """The object's bytes: header and payload, compressed if that makes it smaller."""
     try:
         raw = pack(payload)
@@ -282,7 +301,7 @@ def is_sound(data: bytes, length: int, crc: int) -> bool:
 def decode[T](
     data: bytes,
     kind: ObjectKind,
-    parse: Callable[[Fields], T],
+    parse: Callable[[Any], T],
     where: str,
     *,
     crc: int | None = None,
@@ -298,7 +317,7 @@ def decode[T](
     kind : ObjectKind
         The kind it must have.
     parse : callable
-        Builds the value from the payload's fields.
+        Builds the value from the payload.
     where : str
         The object's key, for error messages.
     crc, length : int, optional
@@ -314,7 +333,7 @@ def decode[T](
         If the object has a newer format or needs an unknown feature.
     """
     with refusing(where):
-        return parse(Fields(_open(data, kind, crc, length, packed), kind.name.lower()))
+        return parse(_open(data, kind, crc, length, packed))
 
 
 @contextmanager
@@ -444,87 +463,6 @@ def decompress(data: bytes | memoryview, most: int, nbytes: int | None = None) -
 _MEND = "restore it from a backup, or open an older snapshot that does not use it"
 
 
-class Fields(Struct, frozen=True):
-    """A map read from disk, whose accessors check the type and bounds of a field."""
-
-    value: Any
-    where: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.value, dict):
-            raise CorruptObjectError(
-                f"{self.where}: expected a map, found {type(self.value).__name__}"
-            )
-
-    def _fault(self, name: str, expected: str) -> CorruptObjectError:
-        found = type(self.value[name]).__name__ if name in self.value else "nothing"
-        return CorruptObjectError(f"{self.where}.{name}: expected {expected}, found {found}")
-
-    def has(self, name: str) -> bool:
-        """Whether the field is present and not nil."""
-        return self.value.get(name) is not None
-
-    def number(self, name: str, most: int = 2**63 - 1) -> int:
-        """An integer from 0 to `most`."""
-        value = self.value.get(name)
-        if type(value) is int and 0 <= value <= most:
-            return value
-        raise self._fault(name, f"a number from 0 to {most}")
-
-    def flag(self, name: str) -> bool:
-        """True or false."""
-        value = self.value.get(name)
-        if isinstance(value, bool):
-            return value
-        raise self._fault(name, "true or false")
-
-    def text(self, name: str) -> str:
-        """A string."""
-        value = self.value.get(name)
-        if isinstance(value, str):
-            return value
-        raise self._fault(name, "a string")
-
-    def binary(self, name: str, length: int | None = None) -> bytes:
-        """A byte string, of exactly `length` bytes if given."""
-        value = self.value.get(name)
-        if isinstance(value, bytes) and length in (None, len(value)):
-            return value
-        raise self._fault(name, "bytes" if length is None else f"{length} bytes")
-
-    def items(self, name: str) -> list[Any]:
-        """A list; empty if the field is absent."""
-        value = self.value.get(name, [])
-        if isinstance(value, list):
-            return value
-        raise self._fault(name, "a list")
-
-    def maps(self, name: str) -> list[Fields]:
-        """A list of maps; empty if the field is absent."""
-        return [Fields(v, f"{self.where}.{name}[{i}]") for i, v in enumerate(self.items(name))]
-
-    def table(self, name: str) -> dict[str, Any]:
-        """A map with string keys; empty if the field is absent."""
-        value = self.value.get(name, {})
-        if isinstance(value, dict) and are(str, value):
-            return value
-        raise self._fault(name, "a map with string keys")
-
-    def counters(self, name: str) -> dict[str, int]:
-        """A map from strings to integers of at least 0; empty if the field is absent."""
-        value = self.table(name)
-        if are_counts(value.values()):
-            return value
-        raise self._fault(name, "a map from strings to numbers")
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """A list of integers of at least 0; empty if the field is absent."""
-        value = self.items(name)
-        if are_counts(value):
-            return tuple(value)
-        raise self._fault(name, "a list of numbers")
-
-
 def are(kind: type, values: Collection[object]) -> bool:
     """Whether all values have exactly that type."""
     return not values or set(map(type, values)) == {kind}  # without a loop, since it is hot
@@ -543,7 +481,12 @@ ROOT_COPY_BYTES: Final = 16 * 1024
 MOST_BLOB_BYTES: Final = 2**40
 
 
-class BlobRef(Struct, frozen=True):
+class BlobRef(
+    Struct,
+    frozen=True,
+    omit_defaults=True,
+    rename={"key": "k", "length": "n", "crc32c": "c", "copy": "b"},
+):
     """Pointer to an immutable metadata object, or to a block in one.
 
     Parameters
@@ -593,32 +536,6 @@ class BlobRef(Struct, frozen=True):
         """The pointer without the copy."""
         return self if self.copy is None else replace(self, copy=None)
 
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
-        packed: dict[str, Any] = {"k": self.key, "n": self.length, "c": self.crc32c}
-        if self.copy is not None:
-            packed["b"] = self.copy
-        return packed
-
-    @classmethod
-    def parse(cls, fields: Fields) -> BlobRef:
-        """From a map that `pack` made."""
-        length = fields.number("n")
-        copy = fields.binary("b", length) if fields.has("b") else None
-        return cls(fields.text("k"), length, fields.number("c"), copy)
-
-    @classmethod
-    def parse_optional(cls, fields: Fields, name: str) -> BlobRef | None:
-        """The pointer in the field of that name; None if absent."""
-        if not fields.has(name):
-            return None
-        return cls.parse(Fields(fields.value[name], f"{fields.where}.{name}"))
-
-    @classmethod
-    def parse_required(cls, fields: Fields, name: str) -> BlobRef:
-        """The pointer in the field of that name; raises if absent."""
-        return cls.parse(Fields(fields.value.get(name), f"{fields.where}.{name}"))
-
 
 def with_copies(
     refs: Sequence[BlobRef], known: Mapping[str, bytes], budget_bytes: int
@@ -635,163 +552,44 @@ def with_copies(
     return out
 
 
-# --- records -----------------------------------------------------------------------------------
+class Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A value that is a list on disk."""
 
 
-class Stored(NamedTuple):
-    """How a field is stored.
-
-    Parameters
-    ----------
-    parse : callable
-        The value of the field of that name, checked; that of an absent field, too.
-    pack : callable, optional
-        The value for msgpack.
-    rare : bool
-        Whether the field is left out if its value is empty or None.
-    """
-
-    parse: Callable[[Fields, str], Any]
-    pack: Callable[[Any], Any] = lambda value: value
-    rare: bool = False
-
-    def left_out(self) -> Stored:
-        """The same, left out if it is empty or None."""
-        return self._replace(rare=True)
-
-
-type Field = tuple[str, str, Stored]
-"""Name on disk, attribute, and how it is stored."""
-
-NUMBER: Final = Stored(Fields.number)
-FLAG: Final = Stored(Fields.flag)
-TEXT: Final = Stored(Fields.text)
-OPTIONAL_TEXT: Final = Stored(lambda fields, name: fields.text(name) if fields.has(name) else None)
-ITEMS: Final = Stored(Fields.items)
-TUPLE: Final = Stored(lambda fields, name: tuple(fields.items(name)))
-NUMBERS: Final = Stored(Fields.numbers)
-TABLE: Final = Stored(Fields.table, dict)
-COUNTERS: Final = Stored(Fields.counters, dict)
-SORTED_COUNTERS: Final = Stored(Fields.counters, lambda counts: dict(sorted(counts.items())))
-COPIED: Final = Stored(BlobRef.parse_required, BlobRef.pack)
-"""A pointer with its copy."""
-POINTER: Final = Stored(BlobRef.parse_required, lambda ref: ref.bare().pack())
-OPTIONAL_POINTER: Final = Stored(
-    BlobRef.parse_optional, lambda ref: None if ref is None else ref.bare().pack()
-)
-OPTIONAL_COPIED: Final = Stored(
-    BlobRef.parse_optional, lambda ref: None if ref is None else ref.pack()
-)
-
-
-def binary(length: int | None = None) -> Stored:
-    """Bytes, so many if it is said."""
-    return Stored(lambda fields, name: fields.binary(name, length))
-
-
-def maps(kind: Any) -> Stored:
-    """A list of maps that `kind` packs and parses."""
-    return Stored(lambda fields, name: tuple(map(kind.parse, fields.maps(name))), packed)
-
-
-def rows(kind: Any) -> Stored:
-    """A list of lists that `kind` packs, and parses given where they are, for error messages."""
-
-    def parse(fields: Fields, name: str) -> Any:
-        where = f"{fields.where}.{name}"
-        return tuple([kind.parse(value, where) for value in fields.items(name)])
-
-    return Stored(parse, packed)
-
-
-def inner(kind: Any, absent: Callable[[], Any] = lambda: None) -> Stored:
-    """A map that `kind` packs and parses; `absent` gives the value where there is none."""
-
-    def parse(fields: Fields, name: str) -> Any:
-        if not fields.has(name):
-            return absent()
-        return kind.parse(Fields(fields.value[name], f"{fields.where}.{name}"))
-
-    return Stored(parse, kind.pack)
-
-
-def by_name(parse: Callable[[Any, str], Any], pack: Callable[[Any], Any]) -> Stored:
-    """A map in order of names; `parse` gets a value and where it is, for error messages."""
-
-    def parsed(fields: Fields, name: str) -> dict[str, Any]:
-        table, where = fields.table(name), f"{fields.where}.{name}"
-        return {key: parse(value, f"{where}[{key!r}]") for key, value in table.items()}
-
-    return Stored(parsed, lambda values: {key: pack(values[key]) for key in sorted(values)})
-
-
-def pointer(value: object, where: str) -> BlobRef:
-    """The pointer that `BlobRef.pack` made."""
-    return BlobRef.parse(Fields(value, where))
-
-
-POINTERS: Final = by_name(pointer, POINTER.pack)
-
-
-def packed(values: Any) -> list[Any]:
-    """Values for msgpack."""
-    return [value.pack() for value in values]
-
-
-def box_of(lo: list[Any], hi: list[Any], where: str) -> Box:
-    """The box with these bounds."""
-    if not are(int, (*lo, *hi)):
-        raise CorruptObjectError(f"{where}: expected a box of integers")
-    return Box(tuple(lo), tuple(hi))
-
-
-class Record(Struct, frozen=True):
+class Record(Struct, frozen=True, omit_defaults=True):
     """A value that is a map on disk."""
 
-    _FIELDS: ClassVar[tuple[Field, ...]]
 
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
-        found = {}
-        for name, attribute, stored in self._FIELDS:
-            value = getattr(self, attribute)
-            if value or not stored.rare:
-                found[name] = stored.pack(value)
-        return found
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        """From a map that `pack` made."""
-        return cls(**{attribute: how.parse(fields, name) for name, attribute, how in cls._FIELDS})
+def drop_copies(value: Struct, *names: str) -> None:
+    """Let the pointers in these fields carry no copies; for constructors."""
+    for name in names:
+        ref: BlobRef | None = getattr(value, name)
+        if ref is not None and ref.copy is not None:
+            force_setattr(value, name, ref.bare())
 
 
 class MetadataObject(Record, frozen=True):
     """A record that is an immutable object of its own."""
 
     _KIND: ClassVar[ObjectKind]
-    _TYPE: ClassVar[str] = ""
-    """What its field `type` says, where objects of one kind are of several types."""
     _PACKED: ClassVar[str] = ""
     """Name of a list whose items `parse` gets still packed."""
 
+    def pack(self) -> Any:
+        """As a map for msgpack."""
+        return plain(self)
+
+    @classmethod
+    def parse(cls, value: Any) -> Self:
+        """From an untrusted map that `pack` made."""
+        return record(cls, value, cls._KIND.name.lower())
+
     def encode(self) -> bytes:
         """The object's bytes."""
-        said = {"type": self._TYPE} if self._TYPE else {}
-        return encode(self._KIND, said | self.pack())
+        return encode(self._KIND, self.pack())
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Self:
         """Decode the object that the pointer names."""
-        return decoded(cls, data, ref)
-
-
-def decoded[T: MetadataObject](kind: type[T], data: bytes, ref: BlobRef) -> T:
-    """The object that the pointer names, checked as its envelope and its table of fields say."""
-
-    def parse(fields: Fields) -> T:
-        if kind._TYPE and fields.text("type") != kind._TYPE:
-            raise CorruptObjectError(f"{fields.where}: of another type than {kind._TYPE}")
-        return kind.parse(fields)
-
-    told: Any = {"crc": ref.crc32c, "length": ref.length, "packed": kind._PACKED}
-    return decode(data, kind._KIND, parse, ref.key, **told)
+        told: Any = {"crc": ref.crc32c, "length": ref.length, "packed": cls._PACKED}
+        return decode(data, cls._KIND, cls.parse, ref.key, **told)

@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.config import Config
@@ -34,36 +33,23 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.records import (
-    COPIED,
     MAX_MS,
-    NUMBER,
-    OPTIONAL_COPIED,
-    OPTIONAL_POINTER,
-    OPTIONAL_TEXT,
-    POINTERS,
     ROOT_COPY_BYTES,
-    SORTED_COUNTERS,
-    TABLE,
-    TEXT,
-    TUPLE,
     BlobRef,
-    Fields,
     MetadataObject,
+    Number,
     ObjectKind,
     Record,
-    Stored,
-    are,
-    binary,
-    by_name,
+    Row,
+    TimeMs,
     check_numbers,
     check_texts,
     decode,
+    drop_copies,
     encode,
-    maps,
     pack,
-    packed,
-    pointer,
-    rows,
+    plain,
+    record,
     unpack,
     with_copies,
 )
@@ -158,18 +144,10 @@ class Branch(Record, frozen=True):
     ahead: tuple[BlobRef, ...] = ()
     index: BlobRef | None = None
 
-    _FIELDS = (
-        ("index", "index", OPTIONAL_POINTER.left_out()),  # every swap writes the root
-        ("head", "head", COPIED),
-        ("base", "base", OPTIONAL_COPIED),
-        ("epoch", "epoch", NUMBER),
-        ("floor", "floor", OPTIONAL_TEXT),
-        ("ahead", "ahead", maps(BlobRef)),
-    )
-
     def __post_init__(self) -> None:
         if self.floor is not None:
             snapshot_key(self.floor)
+        drop_copies(self, "index")
         check_numbers("branch", self.epoch)
 
     def bare(self) -> Branch:
@@ -178,7 +156,7 @@ class Branch(Record, frozen=True):
         return replace(self, head=self.head.bare(), base=base)
 
 
-class PageRef(Struct, frozen=True):
+class PageRef(Row, frozen=True):
     """Pointer to a page, which has the names from `first` up to the next page's `first`."""
 
     first: str
@@ -186,23 +164,12 @@ class PageRef(Struct, frozen=True):
     count: int
 
     def __post_init__(self) -> None:
+        drop_copies(self, "blob")
         check_texts("root.pages", self.first)
         check_numbers("root.pages", self.count)
 
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        return [self.first, self.blob.bare().pack(), self.count]
 
-    @classmethod
-    def parse(cls, value: Any, where: str) -> PageRef:
-        """From a list that `pack` made."""
-        match value:
-            case [str(first), dict(blob), int(count)]:
-                return cls(first, pointer(blob, where), count)
-        raise CorruptObjectError(f"{where}: expected first name, pointer and count")
-
-
-class Lease(Struct, frozen=True):
+class Lease(Row, frozen=True):
     """A lease, which keeps a snapshot and a session's objects from being deleted."""
 
     lease_id: bytes
@@ -223,20 +190,8 @@ class Lease(Struct, frozen=True):
         """Its name in pages, where leases of one session are neighbours."""
         return f"{self.session}/{self.lease_id.hex()}"
 
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        return [self.lease_id, self.session, self.snapshot, self.expires_ms, self.owner]
 
-    @classmethod
-    def parse(cls, value: Any, where: str) -> Lease:
-        """From a list that `pack` made."""
-        match value:
-            case [bytes(lease), str(session), str(snapshot), int(expires), str(owner)]:
-                return cls(lease, session, snapshot, expires, owner)
-        raise CorruptObjectError(f"{where}: expected id, session, snapshot, expiry and owner")
-
-
-class PendingDeletion(Struct, frozen=True):
+class PendingDeletion(Row, frozen=True):
     """Expired snapshots whose objects are not deleted yet: `newest` and its ancestors.
 
     `count` snapshots in all: `newest`, its parent, and so on.
@@ -246,26 +201,15 @@ class PendingDeletion(Struct, frozen=True):
     count: int
 
     def __post_init__(self) -> None:
+        drop_copies(self, "newest")
         check_numbers("pending", self.count - 1)
 
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        return [self.newest.bare().pack(), self.count]
 
-    @classmethod
-    def parse(cls, value: Any, where: str) -> PendingDeletion:
-        """From a list that `pack` made."""
-        match value:
-            case [dict(newest), int(count)]:
-                return cls(pointer(newest, where), count)
-        raise CorruptObjectError(f"{where}: expected a snapshot's pointer and a count")
-
-
-class LogEntry(Struct, frozen=True):
+class LogEntry(Row, frozen=True):
     """One logged operation: what was done to which ref, when, by which commit and by whom."""
 
-    version: int
-    at_ms: int
+    version: Number
+    at_ms: TimeMs
     operation: str
     ref: str
     snapshot: str
@@ -275,40 +219,6 @@ class LogEntry(Struct, frozen=True):
     def __post_init__(self) -> None:
         check_numbers("root.log", self.version)
         check_numbers("root.log: a time", self.at_ms, most=MAX_MS)
-        check_texts("root.log", self.operation, self.ref, self.snapshot, self.by)
-        if type(self.commit_id) is not bytes:
-            raise CorruptObjectError("root.log: invalid commit id")
-
-    def pack(self) -> list[Any]:
-        """As a list for msgpack."""
-        packed = [
-            self.version,
-            self.at_ms,
-            self.operation,
-            self.ref,
-            self.snapshot,
-            self.commit_id,
-        ]
-        return [*packed, self.by] if self.by else packed
-
-    @classmethod
-    def parse(cls, value: Any, where: str) -> LogEntry:
-        """From a list that `pack` made; cached, since successive roots share most entries."""
-        try:
-            return _log_entry(*value)
-        except TypeError as error:
-            raise CorruptObjectError(
-                f"{where}: expected version, time, operation, ref, snapshot, id and an optional "
-                "author"
-            ) from error
-
-
-@lru_cache(maxsize=4 * LOG_TAIL, typed=True)
-def _log_entry(*value: Any) -> LogEntry:
-    match value:
-        case [int(), int(), str(), str(), str(), bytes(), *by] if len(by) <= 1 and are(str, by):
-            return LogEntry(*value)
-    raise TypeError
 
 
 _NO_CONFIG: Final = Config()
@@ -339,20 +249,6 @@ def _config_of(packed: bytes) -> Config:
         ) from error
 
 
-def parse_branch(value: object, where: str) -> Branch:
-    """The branch that `Branch.pack` made."""
-    return Branch.parse(Fields(value, where))
-
-
-def _config(fields: Fields, name: str) -> Config:
-    return _config_of(pack(fields.table(name)))
-
-
-def _features(fields: Fields, name: str) -> tuple[str, ...]:
-    """The features; an unknown one is refused before other fields, whose form it may change."""
-    return _checked_features(tuple(fields.items(name)))
-
-
 def _checked_features(features: tuple[Any, ...]) -> tuple[str, ...]:
     unknown = [feature for feature in features if feature not in FEATURES]
     if unknown:
@@ -363,16 +259,11 @@ def _checked_features(features: tuple[Any, ...]) -> tuple[str, ...]:
     return features
 
 
-def _parse_pages(fields: Fields, name: str) -> dict[str, tuple[PageRef, ...]]:
-    sections = Fields(fields.table(name), f"{fields.where}.{name}")
-    return {section: rows(PageRef).parse(sections, section) for section in sections.value}
+_NAMES: Final = {"repository_id": "repository", "write_id": "write", "written_ms": "at_ms"}
+"""What attributes are called in the object."""
 
 
-def _pack_pages(pages: Mapping[str, tuple[PageRef, ...]]) -> dict[str, Any]:
-    return {section: packed(pages[section]) for section in sorted(pages) if pages[section]}
-
-
-class Root(Record, frozen=True):
+class Root(Record, frozen=True, rename=_NAMES):
     """One version of the root state.
 
     Parameters
@@ -421,48 +312,24 @@ class Root(Record, frozen=True):
     repository_id: str
     version: int
     write_id: bytes
-    written_ms: int
+    written_ms: TimeMs
     config: Config
     branches: Mapping[str, Branch] = {}
     tags: Mapping[str, BlobRef] = {}
     deleted_tags: tuple[str, ...] = ()
     log: tuple[LogEntry, ...] = ()
     leases: tuple[Lease, ...] = ()
-    fence: int = 0
-    swept: int = 0
-    epochs: Mapping[str, int] = {}
+    fence: Number = 0
+    swept: Number = 0
+    epochs: Mapping[str, Number] = {}
     pages: Mapping[str, tuple[PageRef, ...]] = {}
     deleted_branches: tuple[str, ...] = ()
     deleted_leases: tuple[str, ...] = ()
     pending: tuple[PendingDeletion, ...] = ()
-    collected: int = 0
-    counters: Mapping[str, int] = {}
+    collected: Number = 0
+    counters: Mapping[str, Number] = {}
     features: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = {}
-
-    _FIELDS = (
-        ("features", "features", Stored(_features)),  # before all else
-        ("repository", "repository_id", TEXT),
-        ("version", "version", NUMBER),
-        ("write", "write_id", binary(WRITE_ID_BYTES)),
-        ("at_ms", "written_ms", NUMBER),
-        ("config", "config", Stored(_config, _as_dict)),
-        ("branches", "branches", by_name(parse_branch, Branch.pack)),
-        ("tags", "tags", POINTERS),
-        ("deleted_tags", "deleted_tags", TUPLE),
-        ("log", "log", rows(LogEntry)),
-        ("leases", "leases", rows(Lease)),
-        ("fence", "fence", NUMBER),
-        ("swept", "swept", NUMBER),
-        ("epochs", "epochs", SORTED_COUNTERS),
-        ("pages", "pages", Stored(_parse_pages, _pack_pages)),
-        ("deleted_branches", "deleted_branches", TUPLE),
-        ("deleted_leases", "deleted_leases", TUPLE),
-        ("pending", "pending", rows(PendingDeletion)),
-        ("collected", "collected", NUMBER),
-        ("counters", "counters", SORTED_COUNTERS),
-        ("metadata", "metadata", TABLE.left_out()),  # every swap writes the root
-    )
 
     def __post_init__(self) -> None:
         _checked_features(self.features)
@@ -533,7 +400,16 @@ class Root(Record, frozen=True):
 
     def encode(self) -> bytes:
         """The object's bytes."""
-        return encode(ObjectKind.ROOT, self.pack())
+        told = plain(self, ordered=True) | {"config": _as_dict(self.config)}
+        return encode(ObjectKind.ROOT, told)
+
+    @classmethod
+    def parse(cls, value: Any) -> Root:
+        """From an untrusted map that `encode` made; unknown features are refused before all."""
+        told = record(dict[str, Any], value, "root")
+        _checked_features(record(tuple[Any, ...], told.get("features", ()), "root.features"))
+        config = _config_of(pack(record(dict[str, Any], told.get("config"), "root.config")))
+        return record(cls, {**told, "config": config}, "root")
 
     @classmethod
     def from_object(cls, data: bytes, where: str = ROOT_KEY) -> Root:
@@ -542,10 +418,6 @@ class Root(Record, frozen=True):
 
 
 # --- pages -------------------------------------------------------------------------------------
-
-
-def _tag(value: object, where: str) -> BlobRef | None:
-    return None if value is None else pointer(value, where)
 
 
 class Page(MetadataObject, frozen=True):
@@ -569,18 +441,16 @@ class Page(MetadataObject, frozen=True):
     pending: tuple[PendingDeletion, ...] = ()
 
     _KIND = ObjectKind.PAGE
-    _FIELDS = (
-        ("branches", "branches", by_name(parse_branch, Branch.pack)),
-        ("tags", "tags", by_name(_tag, OPTIONAL_POINTER.pack)),
-        ("leases", "leases", by_name(Lease.parse, Lease.pack)),
-        ("pending", "pending", rows(PendingDeletion).left_out()),
-    )
 
     def __post_init__(self) -> None:
         if any(lease.name != name for name, lease in self.leases.items()):
             raise CorruptObjectError("page: a lease has another name than its own")
         for name in (*self.branches, *self.tags):
             check_ref_name(name)
+
+    def pack(self) -> Any:
+        """As a map for msgpack, in order of names."""
+        return plain(self, ordered=True)
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Its entries of that section, by name."""

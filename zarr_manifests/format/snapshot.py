@@ -18,39 +18,27 @@ from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from msgspec import field
 from msgspec.structs import replace
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.history_pages import CommitKind, History, HistoryEntry, SnapshotPointer
 from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import COUNTS, Count, Delta, check_counts
+from zarr_manifests.format.nodes import Count, Delta, check_counts
 from zarr_manifests.format.records import (
-    COPIED,
-    COUNTERS,
-    FLAG,
     MAX_MS,
-    NUMBER,
-    OPTIONAL_POINTER,
     PARENT_COPY_BYTES,
-    POINTER,
-    SORTED_COUNTERS,
-    TABLE,
-    TEXT,
     BlobRef,
-    Fields,
+    CommitId,
     MetadataObject,
+    Number,
     ObjectKind,
     Record,
-    Stored,
-    binary,
+    TimeMs,
     check_numbers,
     check_texts,
-    decoded,
-    inner,
-    maps,
-    packed,
-    rows,
+    drop_copies,
+    plain,
+    record,
     unpack,
     with_copies,
 )
@@ -84,16 +72,19 @@ def check_marks(where: str, marks: Mapping[str, int], most: int) -> None:
 class MarksPage(MetadataObject, frozen=True):
     """Marks that a snapshot has no room for, by application."""
 
-    marks: Mapping[str, int]
+    marks: Mapping[str, Number]
 
     _KIND = ObjectKind.MARKS
-    _FIELDS = (("marks", "marks", SORTED_COUNTERS),)
 
     def __post_init__(self) -> None:
         check_marks("marks", self.marks, MOST_IN_PAGE)
 
+    def pack(self) -> Any:
+        """As a map for msgpack, in order of names."""
+        return plain(self, ordered=True)
 
-class DeltaEntry(Record, frozen=True):
+
+class DeltaEntry(Record, frozen=True, rename={"changes_nodes": "nodes"}):
     """A live delta or run in a read list, and which chunk tables it has.
 
     Parameters
@@ -122,8 +113,8 @@ class DeltaEntry(Record, frozen=True):
     """
 
     log: BlobRef
-    first: int
-    last: int
+    first: Number
+    last: Number
     changes_nodes: bool
     embedded: tuple[Part, ...]
     manifests: tuple[ManifestRef, ...]
@@ -131,21 +122,10 @@ class DeltaEntry(Record, frozen=True):
     counts: tuple[Count, ...] = ()
     zones: BlobRef | None = None
 
-    _FIELDS = (
-        ("log", "log", COPIED),
-        ("first", "first", NUMBER),
-        ("last", "last", NUMBER),
-        ("nodes", "changes_nodes", FLAG),
-        ("coordinates", "coordinates", FLAG),
-        ("embedded", "embedded", rows(Part)),
-        ("manifests", "manifests", maps(ManifestRef)),
-        ("counts", "counts", COUNTS),
-        ("zones", "zones", OPTIONAL_POINTER.left_out()),
-    )
-
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.last:
             raise CorruptObjectError(f"{self.log.key}: sequences {self.first} to {self.last}")
+        drop_copies(self, "zones")
         check_numbers("snapshot.deltas", self.last)
         check_counts(self.counts)
 
@@ -201,10 +181,7 @@ class DeltaEntry(Record, frozen=True):
 @lru_cache(maxsize=1024)
 def parsed_entry(data: bytes) -> DeltaEntry:
     """The entry in its packed bytes; cached, as a snapshot lists its parent's and one more."""
-    return DeltaEntry.parse(Fields(unpack(data), "snapshot.deltas"))
-
-
-_ENTRIES: Final = Stored(lambda fields, name: tuple(map(parsed_entry, fields.items(name))), packed)
+    return record(DeltaEntry, unpack(data), "snapshot.deltas")
 
 
 def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, ...]]]:
@@ -218,8 +195,6 @@ class DigestEntry(Record, frozen=True):
     first: int
     count: int
 
-    _FIELDS = (("blob", "blob", COPIED), ("first", "first", NUMBER), ("count", "count", NUMBER))
-
     def __post_init__(self) -> None:
         check_numbers("snapshot.digests", self.first, self.count, most=2**31)
 
@@ -229,23 +204,16 @@ class DigestEntry(Record, frozen=True):
         return self.first + self.count
 
 
-def _kind(fields: Fields, name: str) -> CommitKind:
-    try:
-        return CommitKind(fields.text(name))
-    except ValueError as error:
-        raise CorruptObjectError(f"{fields.where}.{name}: {error}") from error
+_NAMES: Final = {
+    "snapshot_id": "id",
+    "repository_id": "repository",
+    "commit_id": "commit",
+    "written_ms": "at_ms",
+}
+"""What attributes are called in the object."""
 
 
-def _merged(fields: Fields, name: str) -> tuple[str, str] | None:
-    match fields.value.get(name):
-        case None:
-            return None
-        case [str(source), str(base)]:
-            return source, base
-    raise CorruptObjectError(f"{fields.where}.{name}: expected the ids of two snapshots")
-
-
-class Snapshot(MetadataObject, frozen=True):
+class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
     """One committed version.
 
     Parameters
@@ -296,49 +264,35 @@ class Snapshot(MetadataObject, frozen=True):
     snapshot_id: str
     repository_id: str
     parent: BlobRef | None
-    commit_id: bytes
+    commit_id: CommitId
     kind: CommitKind
     message: str
     metadata: Mapping[str, Any]
-    written_ms: int
+    written_ms: TimeMs
     base: BlobRef | None
     deltas: tuple[DeltaEntry, ...]
     log: BlobRef
-    totals: Mapping[str, int] = {}
-    marks: Mapping[str, int] = {}
+    totals: Mapping[str, Number] = {}
+    marks: Mapping[str, Number] = {}
     digests: tuple[DigestEntry, ...] = ()
-    sequence: int = 0
-    sums: Mapping[str, int] = {}
+    sequence: Number = 0
+    sums: Mapping[str, Number] = {}
     marks_page: BlobRef | None = None
     merged: tuple[str, str] | None = None
-    history: History = field(default_factory=History)
+    history: History = History()
 
     _KIND = ObjectKind.SNAPSHOT
     _PACKED = "deltas"
-    _FIELDS = (
-        ("marks_page", "marks_page", OPTIONAL_POINTER.left_out()),
-        ("merged", "merged", Stored(_merged).left_out()),
-        ("id", "snapshot_id", TEXT),
-        ("repository", "repository_id", TEXT),
-        ("parent", "parent", OPTIONAL_POINTER),
-        ("commit", "commit_id", binary(COMMIT_ID_BYTES)),
-        ("kind", "kind", Stored(_kind, str)),
-        ("message", "message", TEXT),
-        ("metadata", "metadata", TABLE),
-        ("at_ms", "written_ms", NUMBER),
-        ("base", "base", OPTIONAL_POINTER),
-        ("deltas", "deltas", _ENTRIES),
-        ("log", "log", POINTER),
-        ("totals", "totals", COUNTERS),
-        ("marks", "marks", COUNTERS),
-        ("digests", "digests", maps(DigestEntry)),
-        ("sequence", "sequence", NUMBER),
-        ("sums", "sums", COUNTERS),
-        ("history", "history", inner(History, History)),
-    )
+
+    @classmethod
+    def parse(cls, value: Any) -> Snapshot:
+        """From an untrusted map that `pack` made, whose deltas are still packed."""
+        listed = value.get("deltas", ())
+        return record(cls, {**value, "deltas": tuple(map(parsed_entry, listed))}, "snapshot")
 
     def __post_init__(self) -> None:
         snapshot_key(self.snapshot_id)
+        drop_copies(self, "parent", "base", "log", "marks_page")
         check_texts("snapshot", self.repository_id, self.message)
         check_numbers("snapshot.at_ms", self.written_ms, most=MAX_MS)
         check_numbers("snapshot", self.sequence, *self.totals.values(), *self.sums.values())
@@ -440,7 +394,7 @@ class Snapshot(MetadataObject, frozen=True):
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Snapshot:
         """Decode a snapshot."""
-        found = decoded(cls, data, ref)
+        found = super().from_object(data, ref)
         if found.snapshot_id != snapshot_id_of(ref.key):
             raise CorruptObjectError(
                 f"{ref.key}: found snapshot {found.snapshot_id} under this key; restore the right "
@@ -449,7 +403,7 @@ class Snapshot(MetadataObject, frozen=True):
         return found
 
 
-class Ancestor(MetadataObject, frozen=True):
+class Ancestor(MetadataObject, frozen=True, rename={"written_ms": "at_ms"}):
     """The parent and time of a snapshot, decoded in a fraction of the time.
 
     Parameters
@@ -461,11 +415,7 @@ class Ancestor(MetadataObject, frozen=True):
     """
 
     parent: BlobRef | None
-    written_ms: int
+    written_ms: TimeMs
 
     _KIND = ObjectKind.SNAPSHOT
     _PACKED = "deltas"
-    _FIELDS = (
-        ("parent", "parent", OPTIONAL_POINTER),
-        ("at_ms", "written_ms", Stored(lambda fields, name: fields.number(name, MAX_MS))),
-    )

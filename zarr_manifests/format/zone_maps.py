@@ -20,11 +20,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -36,23 +36,26 @@ from zarr_manifests.format.chunk_table import (
     ChunkTable,
     Column,
     RefKind,
+    RowCount,
+    StoredTable,
     decode_column,
     encode_column,
 )
 from zarr_manifests.format.records import (
     BlobRef,
-    Fields,
     MetadataObject,
+    NodeId,
+    Number,
     ObjectKind,
-    Stored,
-    box_of,
+    Record,
+    Row,
     check_numbers,
+    drop_copies,
     pack,
-    pointer,
+    record,
     unpack,
 )
 from zarr_manifests.grid import Box, IndexArray, corners
-from zarr_manifests.ids import NODE_ID_BYTES
 
 MEANING_BYTES: Final = 16
 HASH_BYTES: Final = 16
@@ -73,6 +76,21 @@ _UNREADABLE: Final = (
 _COLUMNS: Final = ("low", "high", "bounded", "missing", "nan", "cells")
 
 type _Codes = npt.NDArray[np.uint64]
+
+
+class StoredBounds(Record, frozen=True):
+    """`Bounds` as they are stored."""
+
+    n: RowCount
+    type: str
+    low: Any
+    high: Any
+    bounded: Any
+    nan: Any
+    other: Any
+    cells: Any
+    least: int = 0
+    shift: Annotated[int, Meta(ge=0, le=40)] = 0
 
 
 class Bounds(Struct, frozen=True, eq=False):
@@ -193,26 +211,22 @@ class Bounds(Struct, frozen=True, eq=False):
         return {"type": high.dtype.str, "low": low.tobytes(), "high": high.tobytes()}
 
     @classmethod
-    def parse(cls, fields: Fields) -> Bounds:
+    def parse(cls, stored: StoredBounds) -> Bounds:
         """From an untrusted map that `pack` made."""
-        n = fields.number("n", MAX_ROWS)
-        dtype = _dtype(fields.text("type"))
-
-        def column(name: str, most: int = 2**62) -> Column:
-            return decode_column(fields.value.get(name), n, most)
-
+        n, dtype = stored.n, _dtype(stored.type)
         if dtype.kind == "S":
-            texts = [fields.binary(name, n * dtype.itemsize) for name in ("low", "high")]
+            texts = record(tuple[bytes, bytes], (stored.low, stored.high), "zones.bounds")
+            if {*map(len, texts)} != {n * dtype.itemsize}:
+                raise CorruptObjectError("zones.bounds: texts of another length")
             low, high = (np.frombuffer(text, dtype) for text in texts)
         else:
-            least, shift = fields.number("least", 2**64 - 1), fields.number("shift", 40)
-            code, span = column("low", 2**32), column("high", 2**32)
-            low = _values(code, least, shift, dtype)
-            high = _values(code + span, least, shift, dtype)
-        bounded = column("bounded", 1).astype(np.bool_)
-        nan, other = column("nan"), column("other")
-        missing = nan + ((other >> 1) ^ -(other & 1))
-        return cls(low, high, bounded, missing, nan, column("cells"))
+            code, span = (decode_column(one, n, 2**32) for one in (stored.low, stored.high))
+            low = _values(code, stored.least, stored.shift, dtype)
+            high = _values(code + span, stored.least, stored.shift, dtype)
+        bounded = decode_column(stored.bounded, n, 1).astype(np.bool_)
+        counts = stored.nan, stored.other, stored.cells
+        nan, other, cells = (decode_column(one, n, 2**62) for one in counts)
+        return cls(low, high, bounded, nan + ((other >> 1) ^ -(other & 1)), nan, cells)
 
 
 @lru_cache(maxsize=256)
@@ -250,7 +264,7 @@ def _values(codes: Column, least: int, shift: int, dtype: np.dtype[Any]) -> npt.
     most = 1 if dtype.kind == "b" else (1 << 8 * size) - 1
     if dtype.kind == "f":
         most = int(_codes(np.array([np.inf], dtype))[0])
-    if least > most:
+    if not 0 <= least <= most:
         raise CorruptObjectError("zone maps: bounds beyond the values of their type")
     steps = min((most - least) >> shift, 2**62)
     over = codes > steps
@@ -262,6 +276,14 @@ def _values(codes: Column, least: int, shift: int, dtype: np.dtype[Any]) -> npt.
         case "i" | "M" | "m":
             raw = raw ^ raw.dtype.type(top)
     return raw.view(dtype)
+
+
+class _StoredZones(Record, frozen=True):
+    """A `ZoneTable` as it is stored."""
+
+    meaning: bytes
+    chunks: StoredTable
+    bounds: StoredBounds
 
 
 class ZoneTable(Struct, frozen=True, eq=False):
@@ -312,9 +334,8 @@ class ZoneTable(Struct, frozen=True, eq=False):
         """The box and the number of entries of a table that may be packed; decodes none."""
         if isinstance(zones, ZoneTable):
             return zones.box, len(zones)
-        fields = Fields(unpack(zones), "zones")
-        chunks = Fields(fields.table("chunks"), "zones.chunks")
-        return Box(chunks.numbers("lo"), chunks.numbers("hi")), chunks.number("n")
+        chunks = record(_StoredZones, unpack(zones), "zones").chunks
+        return Box(chunks.lo, chunks.hi), chunks.n
 
     def pack(self) -> bytes:
         """Msgpack of a map; needs at least one entry."""
@@ -324,32 +345,14 @@ class ZoneTable(Struct, frozen=True, eq=False):
     @classmethod
     def parse(cls, packed: bytes) -> ZoneTable:
         """From untrusted bytes that `pack` made."""
-        fields = Fields(unpack(packed), "zones.tables")
-        chunks, bounds = (
-            Fields(fields.table(name), f"zones.{name}") for name in ("chunks", "bounds")
-        )
+        stored = record(_StoredZones, unpack(packed), "zones.tables")
         try:
-            return cls(
-                fields.binary("meaning", MEANING_BYTES),
-                ChunkTable.parse(chunks),
-                Bounds.parse(bounds),
-            )
+            return cls(stored.meaning, ChunkTable.parse(stored.chunks), Bounds.parse(stored.bounds))
         except (InvalidArgumentError, OverflowError) as error:
             raise CorruptObjectError(f"zones.tables: {error}") from error
 
 
-def _tables(fields: Fields, name: str) -> tuple[tuple[bytes, int, bytes], ...]:
-    found = []
-    for value in fields.items(name):
-        match value:
-            case [bytes(node), int(n), bytes(packed)] if len(node) == NODE_ID_BYTES:
-                found.append((node, n, packed))
-            case _:
-                raise CorruptObjectError("zones.tables: expected node, entries and bytes")
-    return tuple(found)
-
-
-class Zones(MetadataObject, frozen=True):
+class Zones(MetadataObject, frozen=True, tag="zones", rename={"packed": "tables"}):
     """Zone maps in one object, still packed: node, number of entries and bytes of each.
 
     Parameters
@@ -363,11 +366,9 @@ class Zones(MetadataObject, frozen=True):
         If there are more entries than readers accept.
     """
 
-    packed: tuple[tuple[bytes, int, bytes], ...]
+    packed: tuple[tuple[NodeId, Number, bytes], ...]
 
     _KIND = ObjectKind.INDEX
-    _TYPE = "zones"
-    _FIELDS = (("tables", "packed", Stored(_tables)),)
 
     def __post_init__(self) -> None:
         check_numbers("zones", *(n for _, n, _ in self.packed), most=MAX_ROWS)
@@ -398,7 +399,7 @@ class Zones(MetadataObject, frozen=True):
         return None
 
 
-class ZonePage(Struct, frozen=True):
+class ZonePage(Row, frozen=True):
     """One page of an array's entries.
 
     Parameters
@@ -429,10 +430,19 @@ class ZonePage(Struct, frozen=True):
     position: int
 
     def __post_init__(self) -> None:
+        drop_copies(self, "blob")
         check_numbers("zones.pages", self.count, most=PAGE_ROWS)
         check_numbers("zones.pages", self.position, most=MAX_ROWS)
         if self.leaf is not None:
             check_numbers("zones.pages", self.leaf[1], most=2**32 - 1)
+
+
+class _StoredPages(Record, frozen=True, tag="zone-pages"):
+    """`ZonePages` as they are stored."""
+
+    meaning: bytes
+    pages: tuple[ZonePage, ...]
+    bounds: StoredBounds
 
 
 class ZonePages(MetadataObject, frozen=True, eq=False, dict=True):
@@ -458,7 +468,6 @@ class ZonePages(MetadataObject, frozen=True, eq=False, dict=True):
     bounds: Bounds
 
     _KIND = ObjectKind.INDEX
-    _TYPE = "zone-pages"
 
     def __post_init__(self) -> None:
         alike = len({page.box.ndim for page in self.pages}) == 1
@@ -482,66 +491,23 @@ class ZonePages(MetadataObject, frozen=True, eq=False, dict=True):
         """The objects with entries, each once."""
         return tuple({page.blob.key: page.blob for page in self.pages}.values())
 
-    def pack(self) -> dict[str, Any]:
+    def pack(self) -> Any:
         """As a map for msgpack."""
-        blobs = {blob.key: i for i, blob in enumerate(self.blobs)}
-        pages = [
-            [
-                *(page.box.lo, page.box.hi, None if page.leaf is None else list(page.leaf)),
-                *(page.count, page.complete, blobs[page.blob.key], page.position),
-            ]
-            for page in self.pages
-        ]
-        packed = [blob.bare().pack() for blob in self.blobs]
-        found = {"meaning": self.meaning, "blobs": packed, "pages": pages}
+        found = {"type": "zone-pages", "meaning": self.meaning, "pages": self.pages}
         return {**found, "bounds": self.bounds.pack()}
 
     @classmethod
-    def parse(cls, fields: Fields) -> ZonePages:
-        """From a map that `pack` made."""
-        blobs = [BlobRef.parse(blob) for blob in fields.maps("blobs")]
-        pages = []
-        for value in fields.items("pages"):
-            match value:
-                case [
-                    list(lo),
-                    list(hi),
-                    None | [str(), int()] as leaf,
-                    int(count),
-                    bool(complete),
-                    int(blob),
-                    int(position),
-                ] if 0 <= blob < len(blobs):
-                    box, name = box_of(lo, hi, "zones.pages"), None if leaf is None else tuple(leaf)
-                    pages.append(ZonePage(box, name, count, complete, blobs[blob], position))
-                case _:
-                    raise CorruptObjectError("zone-pages.pages: expected box, leaf and counts")
-        bounds = Fields(fields.table("bounds"), "zone-pages.bounds")
-        if bounds.value.get("n") != len(pages):
+    def parse(cls, value: Any) -> ZonePages:
+        """From an untrusted map that `pack` made."""
+        stored = record(_StoredPages, value, "zone-pages")
+        if stored.bounds.n != len(stored.pages):
             raise CorruptObjectError("the pages of a zone map contradict their bounds")
-        return cls(fields.binary("meaning", MEANING_BYTES), tuple(pages), Bounds.parse(bounds))
+        return cls(stored.meaning, stored.pages, Bounds.parse(stored.bounds))
 
 
-class IndexDirectory(MetadataObject, frozen=True):
+class IndexDirectory(MetadataObject, frozen=True, tag="directory"):
     """Pointers to the pages of zone maps, by node id; a branch names it, outside snapshots."""
 
-    zones: Mapping[bytes, BlobRef] = {}
+    zones: Mapping[NodeId, BlobRef] = {}
 
     _KIND = ObjectKind.INDEX
-    _TYPE = "directory"
-
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack."""
-        return {"zones": [[node, self.zones[node].bare().pack()] for node in sorted(self.zones)]}
-
-    @classmethod
-    def parse(cls, fields: Fields) -> IndexDirectory:
-        """From a map that `pack` made."""
-        zones = {}
-        for value in fields.items("zones"):
-            match value:
-                case [bytes(node), blob] if len(node) == NODE_ID_BYTES:
-                    zones[node] = pointer(blob, "index.zones")
-                case _:
-                    raise CorruptObjectError("index.zones: expected node and pointer")
-        return cls(zones)

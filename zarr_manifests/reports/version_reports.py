@@ -97,7 +97,7 @@ class SnapshotInfo(Report, Struct, frozen=True):
             entries.ids[at],
             None if parent is None else parent.snapshot_id,
             datetime.fromtimestamp(entries.written_ms[at] / 1000, UTC),
-            entries.kinds[at],
+            str(entries.kinds[at]),
             entries.messages[at] or "",
             metadata,
             str(metadata.get("author", "")),

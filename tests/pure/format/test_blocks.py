@@ -151,8 +151,8 @@ def listed(data: bytes) -> list[Any]:
     "change",
     [
         lambda blocks: blocks[0][0].pop(),
-        lambda blocks: blocks[0][0][0].__setitem__(3, 7),
-        lambda blocks: blocks[0][0][0].__setitem__(1, [6, 5]),
+        lambda blocks: blocks[0][0][0].__setitem__(2, 7),
+        lambda blocks: blocks[0][0][0][1].__setitem__(0, [6, 5]),
         lambda blocks: blocks[0].__setitem__(1, b"\2" + blocks[0][1][1:]),
         lambda blocks: blocks[0].__setitem__(1, b"\0" + msgpack.packb({})),
     ],
@@ -174,7 +174,7 @@ def test_claims_that_few_bytes_cannot_hold_are_refused() -> None:
     claim = {"n": rows, "lo": [0], "hi": [rows], "src": [SESSION]}
     claim["col"] = {name: [0, 2 if name == "kind" else 0] for name in COLUMNS}
     block = b"\0" + msgpack.packb([msgpack.packb(claim)])
-    made = forged([[[[NODE, [0], [rows], rows]], block]])
+    made = forged([[[[NODE, [[0], [rows]], rows]], block]])
     with pytest.raises(CorruptObjectError, match="cannot hold"):
         Manifest.from_object(*made).tables(NODE)
 
@@ -184,7 +184,7 @@ def test_few_bytes_cannot_fill_memory(noise: int, zeros: int) -> None:
     """Neither does one block expand freely, nor do many within an object that expands itself."""
     content = msgpack.packb([np.random.default_rng(0).bytes(noise) + bytes(zeros)])
     tables = b"\1" + zstandard.ZstdCompressor().compress(content)
-    payload = msgpack.packb({"blocks": [[[[NODE, [0], [1], 1]], tables]] * 200})
+    payload = msgpack.packb({"blocks": [[[[NODE, [[0], [1]], 1]], tables]] * 200})
     packed = zstandard.ZstdCompressor().compress(payload)
     data = frame(ObjectKind.MANIFEST, 1, len(payload), packed)
     with pytest.raises(CorruptObjectError, match="cannot hold"):

@@ -22,13 +22,14 @@ from zarr_manifests.format.chunk_table import (
     InlineRef,
     NativeRef,
     StoredRef,
+    StoredTable,
     VirtualRef,
     VirtualSource,
     VirtualSources,
     decode_column,
     encode_column,
 )
-from zarr_manifests.format.records import Fields, pack, unpack
+from zarr_manifests.format.records import pack, record, unpack
 from zarr_manifests.planning.tables.merge import Layer, Overlay, fold, merge_layers
 
 SESSION = f"{1:012d}-" + "ab" * 12
@@ -38,8 +39,12 @@ WEB = VirtualSource("", "file:///data/u.nc")
 FILES = VirtualSources.of([FILE, WEB])
 
 
+def table_of(fields: Any) -> ChunkTable:
+    return ChunkTable.parse(record(StoredTable, fields, "table"))
+
+
 def parsed(table: ChunkTable) -> ChunkTable:
-    return ChunkTable.parse(Fields(unpack(pack(table.pack())), "table"))
+    return table_of(unpack(pack(table.pack())))
 
 
 # --- columns ---------------------------------------------------------------------------------
@@ -76,7 +81,7 @@ def test_no_allocation_follows_a_number_of_rows_beyond_the_bound() -> None:
     with pytest.raises(CorruptObjectError):
         decode_column([2, 0, 8, 0, b""], MAX_ROWS + 1)
     with pytest.raises(CorruptObjectError):
-        ChunkTable.parse(Fields({"n": 2**40, "lo": [0], "hi": [2**40]}, "table"))
+        table_of({"n": 2**40, "lo": [0], "hi": [2**40]})
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -113,11 +118,11 @@ def test_lookup_after_a_round_trip(data: st.DataObject) -> None:
 
 def test_rows_that_do_not_follow_each_other_are_refused() -> None:
     fields = unpack(pack(ChunkTable.of({(0,): UNSET, (9,): UNSET}).pack()))
-    assert len(ChunkTable.parse(Fields(fields, "table"))) == 2
+    assert len(table_of(fields)) == 2
     for index in (b"\x09\x00", b"\x03\x03"):
         fields["col"]["index"] = [2, 0, 1, 0, index]
         with pytest.raises(CorruptObjectError):
-            ChunkTable.parse(Fields(fields, "table"))
+            table_of(fields)
 
 
 def test_a_table_beyond_what_is_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +165,7 @@ def test_whatever_passes_for_a_table_can_be_used(data: st.DataObject) -> None:
         "col": columns,
     }
     with contextlib.suppress(ManifestsError):
-        table = ChunkTable.parse(Fields(msgpack.unpackb(msgpack.packb(fields)), "table"))
+        table = table_of(msgpack.unpackb(msgpack.packb(fields)))
         dict(table.refs())
         merged = merge_layers([Layer(None, (table,)), Layer((3,) * table.box.ndim, (table,))])
         fold([table], merged)
@@ -183,6 +188,6 @@ def test_whatever_passes_for_a_table_can_be_used(data: st.DataObject) -> None:
 def test_forged_files_are_refused(virt: dict[str, Any]) -> None:
     table = ChunkTable.of({(0,): VirtualRef(FILE, 0, 5), (1,): VirtualRef(WEB, 0, 5)})
     fields = unpack(pack(table.pack()))
-    assert dict(ChunkTable.parse(Fields(fields, "table")).refs()) == dict(table.refs())
+    assert dict(table_of(fields).refs()) == dict(table.refs())
     with pytest.raises(CorruptObjectError):
-        ChunkTable.parse(Fields(fields | {"virt": fields["virt"] | virt}, "table"))
+        table_of(fields | {"virt": fields["virt"] | virt})

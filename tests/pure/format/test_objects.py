@@ -222,8 +222,8 @@ EXTREMES: dict[type, tuple[Any, ...]] = {
 }
 
 
-DERIVED = ("meta", "array", "grid")
-"""What nodes and arrays find out by themselves."""
+DERIVED = ("grid",)
+"""What arrays find out by themselves."""
 
 
 def inside(value: Any) -> dict[Any, Any]:
@@ -429,19 +429,21 @@ def put(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 def unpacked(kind: str) -> Any:
     """The fields, with what is packed in them unpacked as well."""
     fields = fields_of(kind)
-    if isinstance(fields.get("tables"), list):
-        fields["tables"] = [[part, msgpack.unpackb(data)] for part, data in fields["tables"]]
+    if kind in ("delta", "digest"):
+        parts = [[part, msgpack.unpackb(data)] for part, data in fields["tables"]["parts"]]
+        fields["tables"] = {"parts": parts}
     return fields
 
 
 def repacked(fields: Any) -> Any:
-    if not isinstance(fields.get("tables"), list):
+    tables = fields.get("tables")
+    if not isinstance(tables, dict) or not isinstance(tables.get("parts"), list):
         return fields
-    tables = [
+    parts = [
         [one[0], msgpack.packb(one[1])] if isinstance(one, list) and len(one) == 2 else one
-        for one in fields["tables"]
+        for one in tables["parts"]
     ]
-    return fields | {"tables": tables}
+    return fields | {"tables": {"parts": parts}}
 
 
 @each_kind

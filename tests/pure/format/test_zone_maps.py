@@ -16,10 +16,11 @@ from hypothesis.extra import numpy as npst
 
 from zarr_manifests.errors import CorruptObjectError, ManifestsError
 from zarr_manifests.format.chunk_table import ChunkTable, NativeRef
-from zarr_manifests.format.records import BlobRef, Fields
+from zarr_manifests.format.records import BlobRef, record
 from zarr_manifests.format.zone_maps import (
     MEANING_BYTES,
     Bounds,
+    StoredBounds,
     ZoneTable,
 )
 
@@ -42,7 +43,7 @@ def bounds_of(low: Any, high: Any, bounded: Any = None, counts: Any = None) -> B
 
 def back(bounds: Bounds) -> Bounds:
     packed = msgpack.unpackb(msgpack.packb(bounds.pack()))
-    return Bounds.parse(Fields(packed, "bounds"))
+    return Bounds.parse(record(StoredBounds, packed, "bounds"))
 
 
 @st.composite
@@ -128,4 +129,4 @@ def test_bounds_beyond_the_end_of_their_type_are_refused() -> None:
     packed = bounds_of(np.array([1.0], "f4"), np.array([2.0], "f4")).pack()
     for least in (2**32, 0xFF800001):
         with pytest.raises(CorruptObjectError):
-            Bounds.parse(Fields(packed | {"least": least}, "bounds"))
+            Bounds.parse(record(StoredBounds, packed | {"least": least}, "bounds"))

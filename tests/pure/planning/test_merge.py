@@ -16,11 +16,12 @@ from zarr_manifests.format.chunk_table import (
     InlineRef,
     NativeRef,
     StoredRef,
+    StoredTable,
     Unset,
     VirtualRef,
     VirtualSource,
 )
-from zarr_manifests.format.records import Fields, pack, unpack
+from zarr_manifests.format.records import pack, record, unpack
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.tables.live_deltas import Stack
@@ -105,7 +106,7 @@ def model_of(leaves: list[Model], layers: Layers) -> Model:
 def built(tables: list[Model]) -> tuple[ChunkTable, ...]:
     """As they come from disk, where columns of one value are stored once."""
     packed = [unpack(pack(ChunkTable.of(table).pack())) for table in tables]
-    return tuple(ChunkTable.parse(Fields(fields, "table")) for fields in packed)
+    return tuple(ChunkTable.parse(record(StoredTable, fields, "table")) for fields in packed)
 
 
 def lookup(leaves: tuple[ChunkTable, ...], overlay: Overlay, coords: Coords) -> StoredRef | None:

@@ -531,7 +531,7 @@ def expected(folder: Path, storage: MemoryStorage) -> dict[str, Any]:
     told |= {"leases": found.leases(), "log": root["log"], "pending": found.pending()}
     told = plain(told)
     told["branches"] = {
-        name: {f: plain(b.get(f)) for f in ("epoch", "floor", "index")}
+        name: {"epoch": b["epoch"]} | {f: plain(b.get(f)) for f in ("floor", "index")}
         for name, b in sorted(found.branches().items())
     }
     zones = {

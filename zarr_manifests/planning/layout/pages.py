@@ -376,11 +376,10 @@ def plan_spills(root: Root) -> list[PageSpill]:
 
 def _weight(section: Section, entries: Mapping[str, Any]) -> int:
     """About the bytes that these entries take in the root."""
-    held = {name: value for name, value in entries.items() if value is not None}
-    packed: list[Any] = [value.pack() for value in held.values()]
+    held: list[Any] = [value for value in entries.values() if value is not None]
     if section == "tags":
-        packed = [[name, ref.bare().pack()] for name, ref in held.items()]
-    return len(pack(packed)) + sum(map(len, entries))
+        held = [[name, ref] for name, ref in entries.items() if ref is not None]
+    return len(pack(held)) + sum(map(len, entries))
 
 
 def absorb(root: Root, spill: PageSpill, old: Page | None) -> list[tuple[str, int, Page]]:
