@@ -34,7 +34,7 @@ import itertools
 import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
@@ -52,6 +52,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.ids import COMMIT_ID_BYTES, NODE_ID_BYTES, crc32c, session_of
 from zarr_manifests.runtime import MAX_MS as MAX_MS
+from zarr_manifests.runtime import ForkSafeLock
 
 FORMAT_VERSION: Final = 1
 MAGIC: Final = b"\x89ZMF\r\n\x1a\n"
@@ -150,8 +151,18 @@ def pack(payload: Any, default: Callable[[object], object] = plain) -> bytes:
     return bytes(msgpack.packb(payload, use_bin_type=True, default=default))
 
 
+_RESOLVED: Final[set[type]] = set()
+_RESOLVING: Final = ForkSafeLock()
+
+
 def record[T](kind: type[T], value: Any, where: str) -> T:
     """The value of that kind that `plain` made; it is untrusted."""
+    if kind not in _RESOLVED:
+        # msgspec reads annotations at the first use, and two threads that do so at once can crash.
+        with _RESOLVING:
+            with suppress(ValidationError):
+                convert(None, kind)
+            _RESOLVED.add(kind)
     try:
         return convert(value, kind, builtin_types=(bytes,))
     except ValidationError as error:

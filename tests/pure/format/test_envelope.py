@@ -1,9 +1,12 @@
-"""The envelope and the reader of fields, apart from what lies in them."""
+"""The envelope, and records, apart from what lies in them."""
 
 from __future__ import annotations
 
 import random
+import threading
+from typing import Any
 
+import msgspec
 import pytest
 import zstandard
 
@@ -12,11 +15,13 @@ from zarr_manifests.format import records
 from zarr_manifests.format.records import (
     MAX_ROOT_BYTES,
     ObjectKind,
+    Record,
     decode,
     decompress,
     encode,
     expanded_at_most,
     pack,
+    record,
     unpack,
     unpack_but,
 )
@@ -72,3 +77,27 @@ def test_there_is_at_most_one_list_or_map_for_some_bytes(empty: bytes) -> None:
     assert len(unpack(listed(60_000))) == 60_000
     with pytest.raises(CorruptObjectError, match="too many lists and maps"):
         unpack(listed(70_000))
+
+
+def test_only_one_thread_at_a_time_uses_a_type_of_record_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """msgspec has crashed where two did."""
+
+    class New(Record, frozen=True):
+        number: int = 0
+
+    other = threading.Thread(target=record, args=(New, {}, "new"))
+    waited: list[bool] = []
+
+    def first(value: Any, kind: Any, **options: Any) -> Any:
+        if value is None and not waited:
+            other.start()
+            other.join(0.1)
+            waited.append(other.is_alive())
+        return msgspec.convert(value, kind, **options)
+
+    monkeypatch.setattr("zarr_manifests.format.records.convert", first)
+    assert record(New, {"number": 7}, "new") == New(7)
+    other.join()
+    assert waited == [True]

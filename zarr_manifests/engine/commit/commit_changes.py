@@ -70,7 +70,7 @@ from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.nodes import Delta, Node
-from zarr_manifests.format.records import BlobRef, pack, unpack
+from zarr_manifests.format.records import BlobRef, pack, plain, unpack
 from zarr_manifests.format.root import (
     Branch,
     Root,
@@ -418,7 +418,7 @@ def checked_metadata(metadata: Mapping[str, Any], of: str = "commit") -> dict[st
         )
     try:
         # Nested as deep as it will be stored: not all that packs can be unpacked.
-        ((checked,),) = unpack(pack([[dict(metadata)]], default=_plain))
+        ((checked,),) = plain(unpack(pack([[dict(metadata)]], default=_plain)))
     except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
         raise InvalidArgumentError(
             f"{of} metadata must be made of strings, numbers, lists and maps: {error}"
