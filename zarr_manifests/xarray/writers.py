@@ -24,7 +24,7 @@ import zarr
 from msgspec import Struct
 from msgspec.structs import replace
 from xarray.backends import ZarrStore
-from xarray.backends.chunks import validate_grid_chunks_alignment
+from xarray.backends.chunks import grid_rechunk, validate_grid_chunks_alignment
 from xarray.backends.zarr import encode_zarr_attr_value, encode_zarr_variable
 from xarray.conventions import encode_dataset_coordinates
 from zarr.core.group import ConsolidatedMetadata
@@ -39,10 +39,9 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.format.root import ROOT_KEY
-from zarr_manifests.grid import Coords
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
 from zarr_manifests.planning.conflict.admission import Txn, txn_of
-from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting, aligned_blocks
+from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting
 from zarr_manifests.repositories import Location, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import quiet
@@ -728,17 +727,16 @@ def _fitted(
 ) -> tuple[Any, tuple[slice, ...], tuple[int, ...]]:
     """The data for an existing array, and `cells_of` it; no two dask blocks write to a chunk."""
     cells, shape = cells_of(name, variable, part, there, region)
-    if variable.chunks is not None:
-        chunk_shape = there.meta(name).chunk_shape
-        variable = _aligned(variable, [side.start for side in cells], chunk_shape)
-        validate_grid_chunks_alignment(
-            nd_v_chunks=variable.chunks,
-            enc_chunks=chunk_shape,
-            region=cells,
-            allow_partial_chunks=part.mode != "r+",
-            name=name,
-            backend_shape=shape,
-        )
+    chunk_shape = there.meta(name).chunk_shape
+    variable = grid_rechunk(variable, chunk_shape, cells)
+    validate_grid_chunks_alignment(
+        nd_v_chunks=variable.chunks,
+        enc_chunks=chunk_shape,
+        region=cells,
+        allow_partial_chunks=part.mode != "r+",
+        name=name,
+        backend_shape=shape,
+    )
     return variable.data, cells, shape
 
 
@@ -748,11 +746,4 @@ def _in_chunks(variable: xr.Variable) -> xr.Variable:
     given = isinstance(shape, tuple | list) and len(shape) == variable.ndim
     if variable.chunks is None or not given or any(type(n) is not int or n < 1 for n in shape):
         return variable  # xarray says what is wrong, if anything is
-    return _aligned(variable, [0] * variable.ndim, shape)
-
-
-def _aligned(variable: xr.Variable, starts: Sequence[int], chunk_shape: Coords) -> xr.Variable:
-    """The variable in dask blocks that end at the chunks of an array in which it has a place."""
-    axes = zip(variable.chunks or (), starts, chunk_shape, strict=True)
-    blocks = dict(zip(variable.dims, (aligned_blocks(*axis) for axis in axes), strict=True))
-    return variable.chunk(blocks)
+    return grid_rechunk(variable, shape, tuple(map(slice, variable.shape)))

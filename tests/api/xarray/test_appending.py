@@ -289,6 +289,18 @@ def test_of_two_at_once_it_is_as_if_one_came_first(
     assert any(result == made and holds(below, state) for made, state in found)
 
 
+@settings(max_examples=examples(40), deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 20), st.integers(1, 7))
+def test_no_two_tasks_write_to_a_chunk(blocks: list[int], start: int, chunk: int) -> None:
+    """Whatever blocks dask has: the results of two that did could not be merged."""
+    repository, values = zm.create(MemoryStorage()), np.arange(float(start + sum(blocks)))
+    ds = xr.Dataset({"t": ("x", values)})
+    zm.write(ds[{"x": slice(start)}], repository, encoding={"t": {"chunks": (chunk,)}})
+    more = ds[{"x": slice(start, None)}].chunk(x=tuple(blocks))
+    zm.write(more, repository, append_dim="x", scheduler=_elsewhere)
+    np.testing.assert_array_equal(opened(repository).t, values)
+
+
 def test_what_does_not_grow_is_stored_once() -> None:
     field = np.random.default_rng(0).random((50, 40))
     fixed = {"lat": (("y", "x"), field), "mask": (("y", "x"), field > 0.5)}

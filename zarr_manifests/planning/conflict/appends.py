@@ -15,7 +15,6 @@ same length, or nothing is relocated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -109,24 +108,6 @@ def plan_append(
         _check_sorted(dim, np.concatenate((there, given[appended])), old, new[appended])
     replaced = _runs(dim, given, old, new, known) if on_existing == "replace" else ()
     return AppendPlan(len(there), tuple(appended.tolist()), replaced)
-
-
-def aligned_blocks(blocks: Iterable[int], start: int, chunk: int) -> tuple[int, ...]:
-    """Return blocks of about the same lengths that end at chunk boundaries, from `start` on.
-
-    Blocks that do are returned as they are.
-
-    Examples
-    --------
-    >>> aligned_blocks([4, 4, 2], start=3, chunk=2)
-    (3, 4, 3)
-    """
-    blocks = tuple(blocks)
-    if not any((start + end) % chunk for end in accumulate(blocks[:-1])):
-        return blocks or (0,)
-    length, whole = sum(blocks), max(max(blocks, default=0) // chunk, 1) * chunk
-    ends = [*range(whole - start % chunk, length, whole), length]
-    return tuple(np.diff([0, *ends]).tolist()) if length else (0,)
 
 
 def _codes(
