@@ -255,19 +255,19 @@ def is_virtual(variable: xr.Variable) -> bool:
 
 
 def pieces_of(
-    ds: xr.Dataset, dim: str, planned: AppendPlan
-) -> Iterator[tuple[xr.Dataset, Mapping[str, slice] | None, Mapping[Hashable, Sequence[int]]]]:
-    """Yield what an append writes, where, and by dimension which rows they are.
-
-    A region of None is the end of the array.
-    """
+    part: DatasetPart, planned: AppendPlan
+) -> Iterator[tuple[DatasetPart, Mapping[Hashable, Sequence[int]]]]:
+    """Yield the parts that an append writes, and by dimension which rows they are."""
+    assert part.labels is not None
+    ds, dim = part.ds, str(part.labels.dims[0])
     fixed = [name for name, v in ds.variables.items() if dim not in v.dims]
     values = ds.drop_vars([*fixed, dim])
+    over = replace(part, mode="a", append_dim=None)
     for run in planned.replaced if values.variables else ():
         place = {dim: slice(run.start, run.start + len(run.rows))}
-        yield _rows(values, dim, run.rows), place, {dim: run.rows}
+        yield replace(over, ds=_rows(values, dim, run.rows), region=place), {dim: run.rows}
     if planned.appended or planned.replaced or not ds.sizes[dim]:
-        yield _rows(ds, dim, planned.appended), None, {dim: planned.appended}
+        yield replace(part, ds=_rows(ds, dim, planned.appended)), {dim: planned.appended}
 
 
 def _rows(ds: xr.Dataset, dim: str, rows: Sequence[int]) -> xr.Dataset:

@@ -558,18 +558,13 @@ def put(
     part, fits, planned, there = prepared.part, prepared.fits, prepared.planned, prepared.there
     store = session if isinstance(session, ManifestStore) else session.store
     workspace = workspace_of(store)
-    pieces: Iterable[tuple[xr.Dataset, Region | None, Mapping[Hashable, Sequence[int]]]]
-    pieces = [(part.ds, part.region, {})]
-    if part.labels is not None and planned is not None:
+    pieces: Iterable[tuple[DatasetPart, Mapping[Hashable, Sequence[int]]]] = [(part, {})]
+    if planned is not None:
         check = append_check(part, workspace.contents, planned, relocate=relocate)
         workspace.tip_checks.append(check)
-        pieces = pieces_of(part.ds, str(part.labels.dims[0]), planned)
         new = {name: how for name, how in part.encoding.items() if str(name) not in there.nodes}
-        part = replace(part, encoding=new)
-    for ds, region, rows in pieces:
-        piece = replace(part, ds=ds, region=region)
-        if region is not None and planned is not None:  # rows that are written over existing ones
-            piece = replace(piece, mode="a", append_dim=None)
+        pieces = pieces_of(replace(part, encoding=new), planned)
+    for piece, rows in pieces:
         with explained(part.ds, fits, rows):
             _begun(piece, store, fits, there).compute(session, scheduler)
     if planned is not None and planned.replaced:
