@@ -35,8 +35,11 @@ type WriteMode = Literal["w", "w-", "a", "a-", "r+"]
 type Encodings = Mapping[Hashable, Mapping[str, Any]]
 """Encodings by name of the variable; of a tree, these by path of the node."""
 
-_MODES: Final = ("w", "w-", "a", "a-", "r+")
-_ON_EXISTING: Final = ("error", "skip", "replace")
+_CHOICES: Final[Mapping[str, Sequence[object]]] = {
+    "mode": (None, "w", "w-", "a", "a-", "r+"),
+    "on_existing": ("error", "skip", "replace"),
+    "sort": (None, "keep"),
+}
 
 
 class DatasetPart(Struct, frozen=True):
@@ -99,9 +102,11 @@ def parts_of(
     InvalidArgumentError
         If the arguments contradict each other, or have unknown names.
     """
-    _check_options(mode, append_dim, region, on_existing, sort, check)
     top = (group or "").strip("/")
-    datasets = _datasets(given, encoding or {})
+    how = mode, append_dim, region, encoding or {}, on_existing, sort, check, statistics
+    whole = DatasetPart(xr.Dataset(), top, *how, None, top)
+    _check_options(whole)
+    datasets = _datasets(given, whole.encoding)
     dims = {dim: None for _, ds, _ in datasets for dim in ds.dims}
     if append_dim is not None and append_dim not in dims:
         raise InvalidArgumentError(
@@ -116,8 +121,7 @@ def parts_of(
     found = []
     for path, ds, own in datasets:
         at = f"{top}/{path}".strip("/") if path else top
-        how = mode, append_dim, region, _encoding(ds, own), on_existing, sort, check, statistics
-        part = DatasetPart(ds, at, *how, None, top)
+        part = replace(whole, ds=ds, group=at, encoding=_encoding(ds, own))
         if isinstance(given, xr.DataTree):
             part = _of_tree(part)
         dim = part.append_dim if region is None else None
@@ -138,27 +142,21 @@ def parts_of(
     return found
 
 
-def _check_options(
-    mode: object,
-    append_dim: Hashable | None,
-    region: Region | None,
-    on_existing: object,
-    sort: object,
-    check: object,
-) -> None:
-    if not isinstance(check, bool):
-        raise InvalidArgumentError(f"check must be True or False, not {check!r}")
-    choices = (("mode", mode, (None, *_MODES)), ("on_existing", on_existing, _ON_EXISTING))
-    for name, given, known in (*choices, ("sort", sort, (None, "keep"))):
+def _check_options(part: DatasetPart) -> None:
+    mode, region, on_existing = part.mode, part.region, part.on_existing
+    if not isinstance(part.check, bool):
+        raise InvalidArgumentError(f"check must be True or False, not {part.check!r}")
+    for name, known in _CHOICES.items():
+        given = getattr(part, name)
         if given not in known:
             raise InvalidArgumentError(
                 f"{name} must be one of {', '.join(map(str, known))}, not {given!r}"
             )
-    if append_dim is not None and mode not in (None, "a", "a-"):
+    if part.append_dim is not None and mode not in (None, "a", "a-"):
         raise InvalidArgumentError(f"append_dim goes with mode 'a' or 'a-', not {mode!r}")
     if region is not None and mode not in (None, "a", "a-", "r+"):
         raise InvalidArgumentError(f"region goes with mode 'r+', 'a' or 'a-', not {mode!r}")
-    if append_dim is None and (on_existing != "error" or sort is not None):
+    if part.append_dim is None and (on_existing != "error" or part.sort is not None):
         raise InvalidArgumentError("on_existing and sort go with append_dim")
     if region is not None and on_existing != "error":
         raise InvalidArgumentError(
