@@ -21,10 +21,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from types import EllipsisType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 from msgspec.structs import replace
 from xarray.backends.common import ArrayWriter
@@ -49,8 +48,6 @@ from zarr_manifests.repositories import let_others_open
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
-
-_of_thread = threading.local()
 
 type Place = EllipsisType | tuple[slice, ...]
 """Where values are written to; an ellipsis is all of the array."""
@@ -108,7 +105,7 @@ class ArrayTarget:
             self._measured.append(found.rows())
             return
         values = meaning.compared(whole)
-        bounds = measure(values, chunk_shape, meaning.fill, meaning.missing, _room())
+        bounds = measure(values, chunk_shape, meaning.fill, meaning.missing, _ROOM.data)
         self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
 
     def _are_large(self, box: Box) -> bool:
@@ -149,23 +146,22 @@ class ArrayTarget:
         measured, self._measured = self._measured, []
         if not measured:
             return
-        around, index, joined = measured[0]  # in order
-        if len(measured) > 1:
-            around = Box.around(box for box, _, _ in measured)
-            index = np.concatenate([box.carried(rows, around) for box, rows, _ in measured])
-            order = np.argsort(index)
-            joined = Bounds.joined([bounds for _, _, bounds in measured]).take(order)
-            index = index[order]
+        around = Box.around(box for box, _, _ in measured)
+        index = np.concatenate([box.carried(rows, around) for box, rows, _ in measured])
+        order = np.argsort(index)
+        joined = Bounds.joined([bounds for _, _, bounds in measured]).take(order)
         where = self._workspace, self.array.path, around, self.meaning.digest
-        record_zones(*where, joined, index)
+        record_zones(*where, joined, index[order])
 
 
-def _room() -> npt.NDArray[np.uint8]:
-    """Memory that the thread keeps to measure in."""
-    if not hasattr(_of_thread, "room"):
-        _of_thread.room = np.empty(PIECE_BYTES, np.uint8)
-    room: npt.NDArray[np.uint8] = _of_thread.room
-    return room
+class _Room(threading.local):
+    """Memory that each thread keeps to measure in."""
+
+    def __init__(self) -> None:
+        self.data = np.empty(PIECE_BYTES, np.uint8)
+
+
+_ROOM: Final = _Room()
 
 
 class DatasetWriter(ArrayWriter):
