@@ -174,11 +174,6 @@ class _Write(Struct, dict=True):
         """Where to write."""
         return workspace_of(self.store)
 
-    @property
-    def reader(self) -> VirtualReader:
-        """What looks at files."""
-        return VirtualReader(self.workspace.context.containers)
-
     def planned(self) -> list[Callable[[], None]]:
         """Check the dataset against what is there; what writes it, in order."""
         part, node = self.part, self.workspace.contents.node(self.part.group)
@@ -263,18 +258,15 @@ class _Write(Struct, dict=True):
 
         With `unset`, chunks that the variable does not have have the fill value from now on.
         """
-        workspace, manifest = self.workspace, _references(var).manifest
+        references: Any = var._data
+        workspace, manifest = self.workspace, references.manifest
         if first is None:
             workspace.edits.drop(path)
         workspace.set(join(path, V3_DOCUMENT), json.dumps(document).encode())
         array = workspace.contents.array_at(path).array
         assert array is not None
-        none = (0,) * var.ndim
-        here, start, paths = (
-            Box(none, manifest._paths.shape),
-            np.array(first or none),
-            manifest._paths,
-        )
+        none, paths = (0,) * var.ndim, manifest._paths
+        here, start = Box(none, paths.shape), np.array(first or none)
         present = paths.ravel() != ""
         for coords in manifest._inlined:
             present[here.ravel_one(coords)] = False
@@ -327,7 +319,7 @@ class _Write(Struct, dict=True):
 
     def _look(self, location: str) -> Version:
         """The etag of a file, or else its time of modification."""
-        found = self.reader.version(location)
+        found = VirtualReader(self.workspace.context.containers).version(location)
         tagged = self.validate == "etag" or (self.validate == "auto" and found.etag is not None)
         if (found.etag if tagged else found.modified_ms) is None:
             raise InvalidArgumentError(f"{location}: its {self.validate} is not known there")
@@ -337,7 +329,8 @@ class _Write(Struct, dict=True):
         self, locations: list[str], source: IndexArray, offset: IndexArray, length: IndexArray
     ) -> IndexArray:
         """The checksum of each chunk."""
-        containers, reader = self.workspace.context.containers, self.reader
+        containers = self.workspace.context.containers
+        reader = VirtualReader(containers)
 
         def checksum(number: int, start: int, nbytes: int) -> int:
             ref = VirtualRef(containers.source_at(locations[number]), start, nbytes)
@@ -348,18 +341,14 @@ class _Write(Struct, dict=True):
         return np.array(self.workspace.runtime.parallel(calls), np.int64)
 
 
-def _references(var: xr.Variable) -> Any:
-    return var._data
-
-
 def _or_none(value: int | None) -> int:
     return -1 if value is None else value
 
 
 def _document(var: xr.Variable) -> dict[str, Any]:
     """The `zarr.json` of a virtual variable."""
-    metadata = _references(var).metadata
-    found = metadata.to_buffer_dict(default_buffer_prototype())[V3_DOCUMENT].to_bytes()
+    references: Any = var._data
+    found = references.metadata.to_buffer_dict(default_buffer_prototype())[V3_DOCUMENT].to_bytes()
     encode: Callable[[Any], Any] = encode_zarr_attr_value
     attributes = {**var.attrs, **{k: v for k, v in var.encoding.items() if k in DECODED_BY}}
     return {
