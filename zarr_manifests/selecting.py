@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, note_unchanged
@@ -43,7 +44,7 @@ from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.ondemand import need
-from zarr_manifests.planning.tables.merge import in_box, rows_at
+from zarr_manifests.planning.tables.merge import in_box, rows_at, select
 from zarr_manifests.planning.zones.meaning import Meaning, valid
 from zarr_manifests.planning.zones.skipping import (
     Ranges,
@@ -91,16 +92,16 @@ def chunks_where(
     total = array.meta.grid.size
     match = partial(may_match, nan_matches=nan_matches, zone=zone)
     of_data: dict[str, tuple[Node, list[Comparison]]] = {}
-    of_axes: dict[tuple[str, int], tuple[Ranges, _Mask]] = {}
+    of_axes: dict[str, tuple[Ranges, _Mask]] = {}
     for comparison in parsed.comparisons:
         name, found = comparison.column, array.column(comparison.column)
         if isinstance(found, Node):
             of_data.setdefault(name, (found, []))[1].append(comparison)
             continue
-        if (name, found) not in of_axes:
+        if name not in of_axes:
             cells = array.coordinate(name, found)
-            of_axes[name, found] = cells, np.ones(len(cells.low), np.bool_)
-        cells, keep = of_axes[name, found]
+            of_axes[name] = cells, np.ones(len(cells.low), np.bool_)
+        cells, keep = of_axes[name]
         # Readers differ in what NaN in a coordinate is, so it may match.
         fits = may_match(comparison, cells, nan_matches=cells.low.dtype.kind == "f", zone=zone)
         gone = ~_by_chunk(fits, array.meta.chunk_shape[found])
@@ -566,21 +567,13 @@ class _Pruner:
         parts = []
         for i, zones in tables.items():
             at, bounds = zones.addresses, zones.bounds
-            here: _Mask | slice = slice(None)
             if at.box.shared_size(self._region) != at.box.size:
-                here = inside = in_box(at, self._region)
-                bounds = bounds.take(inside)
-            index = at.box.carried(at.linear_index()[here], self._region)
-            n = len(index)
-            part = _StoredChunks(
-                index,
-                at.length[here],
-                np.full(n, i in summed),
-                at.kind[here] == RefKind.INLINE,
-                np.zeros(n, np.bool_),
-                np.ones((n, len(self._comparisons)), np.bool_),
-            )
-            self._apply(part, np.arange(n), bounds)
+                inside = in_box(at, self._region)
+                at, bounds = select(at, inside), bounds.take(inside)
+            part = _StoredChunks.of(at, self._region, len(self._comparisons))
+            counted = np.full(len(at), i in summed)
+            part = replace(part, summed=counted, inline=at.kind == RefKind.INLINE)
+            self._apply(part, np.arange(len(at)), bounds)
             parts.append(part)
         return parts
 
@@ -653,11 +646,10 @@ class _Pruner:
         nullable = bool(len(meaning.missing)) or meaning.dtype.kind in "fmM"
         nulls = ((bounds.missing > 0) | ~hold) & nullable
         everything = np.ones(len(bounds), np.bool_)
-        if dtype.kind == "S" and meaning.dtype.kind in "SU":
-            return Ranges(bounds.low, bounds.high, bounded, nulls, everything)
-        if dtype != meaning.dtype:
+        as_text = dtype.kind == "S" and meaning.dtype.kind in "SU"
+        if dtype != meaning.dtype and not as_text:
             return None
-        if not bounded.any():
+        if as_text or not bounded.any():
             return Ranges(bounds.low, bounds.high, bounded, nulls, everything)
         # Rows without values have any bounds.
         some = bounds.low[np.argmax(bounded)]
