@@ -14,7 +14,6 @@ import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-import numpy as np
 import xarray as xr
 from msgspec import Struct
 from msgspec.structs import replace
@@ -271,11 +270,7 @@ def pieces_of(
 def _rows(ds: xr.Dataset, dim: str, rows: Sequence[int]) -> xr.Dataset:
     first = rows[0] if rows else 0
     in_a_row = [*rows] == [*range(first, first + len(rows))]
-    part = ds.isel({dim: slice(first, first + len(rows)) if in_a_row else [*rows]})
-    for variable in part.variables.values():
-        if not rows and variable.chunks is not None and dim in variable.dims:
-            variable.data = np.empty(variable.shape, variable.dtype)  # else a block is computed
-    return part
+    return ds.isel({dim: slice(first, first + len(rows)) if in_a_row else [*rows]})
 
 
 # --- what the snapshot has already ----------------------------------------------------------------

@@ -583,8 +583,9 @@ def _begun(
         there = StoredGroup.of(store, part.group)
     ds = part.ds.copy()
     for variable in ds.variables.values():
-        if variable.size == 0:  # Zarr accepts no chunks of length 0
-            variable.load()
+        if variable.size == 0 and variable.chunks is not None:
+            # Zarr accepts no chunks of length 0, and a block of a dask array would be computed.
+            variable.data = np.empty(variable.shape, variable.dtype)
     place: Any = part.region or {}
     if part.region is not None:
         ds = ds.drop_vars(ds.indexes)
