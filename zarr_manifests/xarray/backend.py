@@ -248,9 +248,6 @@ class _Bundles(dict[Any, int]):
         super().__init__(bundles)
         self._stored = dict(stored)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (dict(self), self._stored)
-
     def get(self, dim: Any, *default: Any) -> Any:
         """The length along a dimension."""
         return super().get(dim, *default) if default else self._stored.get(dim)
