@@ -63,7 +63,7 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.planning.conflict.appends import AppendPlan, plan_append
 from zarr_manifests.runtime import quiet
-from zarr_manifests.selecting import meaning_of_bounds
+from zarr_manifests.selecting import meaning_of_bounds, meta_of
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.fit import PACKED_BY, told
@@ -127,9 +127,7 @@ class StoredGroup:
 
     def meta(self, name: str) -> ArrayMeta:
         """Shape, chunks and names of the dimensions of one of its arrays."""
-        found = self.nodes[name].array
-        assert found is not None
-        return found
+        return meta_of(self.nodes[name])
 
     def sizes(self, name: str) -> dict[str | None, int]:
         """The lengths of one of its arrays, by dimension."""
