@@ -75,7 +75,7 @@ class DatasetPart(Struct, frozen=True):
     labels: xr.Variable | None
     top: str
     only_group: bool = False
-    zarr_format: int = 3
+    zarr_format: Literal[2, 3] = 3
 
 
 def parts_of(
@@ -119,7 +119,7 @@ def parts_of(
         )
     found = []
     for path, ds, own in datasets:
-        at = f"{top}/{path}".strip("/") if path else top
+        at = f"{top}/{path}".strip("/")
         part = replace(whole, ds=ds, group=at, encoding=_encoding(ds, own))
         if isinstance(given, xr.DataTree):
             part = _of_tree(part)

@@ -463,11 +463,11 @@ def _decided(part: DatasetPart, there: StoredGroup, store: ManifestStore) -> Dat
     return replace(part, mode=mode, append_dim=append_dim, zarr_format=zarr_format)
 
 
-def _zarr_format_at(store: ManifestStore, path: str, replaced: bool) -> int:
+def _zarr_format_at(store: ManifestStore, path: str, replaced: bool) -> Literal[2, 3]:
     """The format of the group or its nearest parent; nodes of different formats do not mix."""
     contents = contents_of(store)
     nearest = None if replaced else contents.node(path)
-    nearest = nearest or (next(contents.above(path), None) if path else None)
+    nearest = nearest or next(contents.above(path), None)
     return 2 if nearest is not None and V3_DOCUMENT not in nearest.documents else 3
 
 
@@ -578,8 +578,7 @@ def _begun(
     mode: Any = part.mode
     if not there.exists or mode not in ("a", "a-", "r+"):
         how: Any = "a" if mode == "a-" else mode
-        form: Any = part.zarr_format
-        zarr.open_group(store, path=part.group, mode=how, zarr_format=form)
+        zarr.open_group(store, path=part.group, mode=how, zarr_format=part.zarr_format)
         there = StoredGroup.of(store, part.group)
     ds = part.ds.copy()
     for variable in ds.variables.values():
