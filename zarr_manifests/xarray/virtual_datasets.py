@@ -210,9 +210,9 @@ class _Write(Struct, dict=True):
             region=region and {dim: at for dim, at in region.items() if dim in own.dims},
             append_dim=part.append_dim if part.append_dim in own.dims else None,
         )
-        put_own = partial(put, scheduler=None, relocate=False)
+        found = replace(found, part=loaded)
         return [
-            partial(put_own, replace(found, part=loaded), self.target),
+            partial(put, found, self.target, scheduler=None, relocate=False),
             *(self._planned(str(name), var, part, found.there) for name, var in virtual.items()),
         ]
 
@@ -231,8 +231,7 @@ class _Write(Struct, dict=True):
             return partial(self._put, path, document, var)
         old = json.loads(node.documents[V3_DOCUMENT])
         _check_fits(path, old, document)
-        own: Any = region or {}
-        cells, shape = cells_of(name, var, part, there, own)
+        cells, shape = cells_of(name, var, part, there)
         chunks = there.meta(name).chunk_shape
         for dim, side, chunk, end in zip(var.dims, cells, chunks, shape, strict=True):
             if side.start % chunk or (side.stop % chunk and side.stop != end):

@@ -585,7 +585,6 @@ def _begun(
         if variable.size == 0 and variable.chunks is not None:
             # Zarr accepts no chunks of length 0, and a block of a dask array would be computed.
             variable.data = np.empty(variable.shape, variable.dtype)
-    place: Any = part.region or {}
     if part.region is not None:
         ds = ds.drop_vars(ds.indexes)
     _check_arrays(ds, part, there)
@@ -596,7 +595,7 @@ def _begun(
     # All is checked before any of it is written.
     encoded = {name: _encoded(str(name), v, there, fits) for name, v in variables.items()}
     old = {
-        str(name): _fitted(str(name), variable, part, there, place)
+        str(name): _fitted(str(name), variable, part, there)
         for name, variable in encoded.items()
         if str(name) in there.nodes
         and _is_written(part, variable)
@@ -685,13 +684,10 @@ def _set_attributes(group: zarr.Group, attributes: Mapping[str, Any]) -> None:
 
 
 def cells_of(
-    name: str,
-    variable: xr.Variable,
-    part: DatasetPart,
-    there: StoredGroup,
-    region: Mapping[str, slice],
+    name: str, variable: xr.Variable, part: DatasetPart, there: StoredGroup
 ) -> tuple[tuple[slice, ...], tuple[int, ...]]:
     """The cells of an existing array that a variable goes to, and the shape it then has."""
+    region: Any = part.region or {}
     dims, shape, cells = (*there.sizes(name),), list(there.meta(name).shape), []
     if variable.dims != dims:
         raise InvalidArgumentError(
@@ -714,14 +710,10 @@ def cells_of(
 
 
 def _fitted(
-    name: str,
-    variable: xr.Variable,
-    part: DatasetPart,
-    there: StoredGroup,
-    region: Mapping[str, slice],
+    name: str, variable: xr.Variable, part: DatasetPart, there: StoredGroup
 ) -> tuple[Any, tuple[slice, ...], tuple[int, ...]]:
     """The data for an existing array, and `cells_of` it; no two dask blocks write to a chunk."""
-    cells, shape = cells_of(name, variable, part, there, region)
+    cells, shape = cells_of(name, variable, part, there)
     chunk_shape = there.meta(name).chunk_shape
     variable = grid_rechunk(variable, chunk_shape, cells)
     validate_grid_chunks_alignment(
