@@ -212,7 +212,7 @@ class _Write(Struct, dict=True):
         )
         found = replace(found, part=loaded)
         return [
-            partial(put, found, self.target, scheduler=None, relocate=False),
+            partial(put, found, self.target),
             *(self._planned(str(name), var, part, found.there) for name, var in virtual.items()),
         ]
 

@@ -236,7 +236,7 @@ def write(
                 if attempts > most or not _goes_on(conflict, on_existing, tried, due):
                     raise conflict
             for each in due:
-                put(each, session, scheduler=scheduler, relocate=appends)
+                put(each, session, scheduler)
             try:
                 return _commit(session, message, metadata, step)
             except ConflictError as error:
@@ -321,13 +321,10 @@ def to_session(
             raise InvalidArgumentError(
                 "a fork cannot append: append in its session, then write regions to forks"
             )
-        relocate = False
     else:
-        commits = commits_of(session)
-        commits.writer.workspace.check_open()
-        relocate = commits.relocates(append_dim)
+        commits_of(session).writer.workspace.check_open()
     for each in _prepared(parts, session):
-        put(each, session, scheduler=scheduler, relocate=relocate)
+        put(each, session, scheduler)
 
 
 def _said_of(parts: Sequence[DatasetPart]) -> str:
@@ -545,21 +542,15 @@ def _is_there(name: str, encoded: xr.Variable, part: DatasetPart, there: StoredG
 
 
 def put(
-    prepared: PreparedPart,
-    session: Session | Fork | ManifestStore,
-    *,
-    scheduler: Any,
-    relocate: bool,
+    prepared: PreparedPart, session: Session | Fork | ManifestStore, scheduler: Any = None
 ) -> None:
-    """Write a dataset; `relocate` says whether appends may land behind those of others.
-
-    To a store, it has to be in memory.
-    """
+    """Write a dataset; to a store, it has to be in memory."""
     part, fits, planned, there = prepared.part, prepared.fits, prepared.planned, prepared.there
     store = session if isinstance(session, ManifestStore) else session.store
     workspace = workspace_of(store)
     pieces: Iterable[tuple[DatasetPart, Mapping[Hashable, Sequence[int]]]] = [(part, {})]
-    if planned is not None:
+    if planned is not None and part.labels is not None and isinstance(session, Session):
+        relocate = commits_of(session).relocates(part.labels.dims[0])
         check = append_check(part, workspace.contents, planned, relocate=relocate)
         workspace.tip_checks.append(check)
         new = {name: how for name, how in part.encoding.items() if str(name) not in there.nodes}
