@@ -36,7 +36,7 @@ from zarr_manifests.repository import Repository, containers_of
 from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
-from zarr_manifests.store import ManifestStore, contents_of, workspace_of
+from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.versions import HEADS
 from zarr_manifests.xarray.array_target import ArrayTarget
 
@@ -375,7 +375,7 @@ def _write(old: ManifestStore, fork: Fork, path: str, box: Box) -> Fork:
     mine = copy.copy(fork)
     source = zarr.open_array(old, path=path, mode="r")
     array = zarr.open_array(mine.store, path=path, mode="r+")
-    target = ArrayTarget(array, workspace_of(mine.store), statistics=True)
+    target = ArrayTarget(array, statistics=True)
     place = tuple(slice(lo, hi) for lo, hi in zip(box.lo, box.hi, strict=True))
     target[place] = source[place]
     target.record()

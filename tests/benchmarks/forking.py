@@ -13,7 +13,6 @@ import zarr
 from contestants import Icechunk, Ours, fresh, use_pipeline
 from runner import Case, Figure, Watch
 
-from zarr_manifests.store import workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
 
 _ROWS, _COLUMNS = 100, 100
@@ -59,7 +58,7 @@ def _task(fork_bytes: bytes, each: int, pipeline: str, number: int) -> bytes:
     array = zarr.open_array(fork.store, path="a", mode="r+")
     target: Any = array
     if hasattr(fork.store, "_contents"):  # ours, with statistics
-        target = ArrayTarget(array, workspace_of(fork.store), statistics=True)
+        target = ArrayTarget(array, statistics=True)
     at, stop = number * each, (number + 1) * each
     while at < stop:
         row, column = divmod(at, _COLUMNS)

@@ -44,7 +44,6 @@ from zarr_manifests.selecting import decoded
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.source import place_in
 from zarr_manifests.spark.tasks import PICKLE
-from zarr_manifests.store import workspace_of
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
@@ -511,9 +510,7 @@ def write_cells(plan: WritePlan, fork: Fork, shares: Iterable[tuple[int, Any]]) 
     """
     targets = [
         ArrayTarget(
-            zarr.open_array(fork.store, path=one.path, mode="r+"),
-            workspace_of(fork.store),
-            statistics=plan.statistics,
+            zarr.open_array(fork.store, path=one.path, mode="r+"), statistics=plan.statistics
         )
         for one in plan.variables
     ]

@@ -33,7 +33,6 @@ from zarr_manifests.bulk.batch import watched
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.chunk_statistics import record_zones
 from zarr_manifests.engine.edit.forks import freeze, merge_forks, revive
-from zarr_manifests.engine.edit.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -61,23 +60,17 @@ class ArrayTarget:
     Parameters
     ----------
     array : Array
-        The array, in a store of the workspace. It is read and written in bulk from now on.
-    workspace : Workspace
-        Where the zone map is recorded.
+        The array, in the store of a session, where the zone map is recorded. It is read and written
+        in bulk from now on.
     statistics : bool
         Whether to measure.
     """
 
-    def __init__(
-        self,
-        array: zarr.Array[Any],
-        workspace: Workspace,
-        *,
-        statistics: bool,
-    ) -> None:
+    def __init__(self, array: zarr.Array[Any], *, statistics: bool) -> None:
         use_bulk(array)
-        self.array, self._workspace, self._dtype = array, workspace, array.dtype
-        node = workspace.contents.array_at(array.path)
+        store: Any = array.store
+        self.array, self._workspace, self._dtype = array, workspace_of(store), array.dtype
+        node = self._workspace.contents.array_at(array.path)
         assert node.array is not None
         self.meaning, self._meta = Meaning.of(node.documents), node.array
         self._measures = statistics and self.meaning.measurable and self.meaning.lossless
@@ -169,20 +162,18 @@ class DatasetWriter(ArrayWriter):
 
     Parameters
     ----------
-    workspace : Workspace
-        What the arrays are in.
     statistics : bool
         Whether to measure what is written.
     """
 
-    def __init__(self, workspace: Workspace, *, statistics: bool) -> None:
+    def __init__(self, *, statistics: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._workspace, self._statistics = workspace, statistics
+        self._statistics = statistics
         self._all: list[ArrayTarget] = []
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
         """Write the source, or keep it for `compute` if dask has it."""
-        to = ArrayTarget(target, self._workspace, statistics=self._statistics)
+        to = ArrayTarget(target, statistics=self._statistics)
         self._all.append(to)
         super().add(source, to, region)  # type: ignore[no-untyped-call]
 
@@ -195,13 +186,14 @@ class DatasetWriter(ArrayWriter):
             how = {"scheduler": scheduler}
             self.sync(chunkmanager_store_kwargs=how)  # type: ignore[no-untyped-call]
         else:
-            _check_reachable(self._workspace.storage, scheduler)
+            workspace = workspace_of(session.store)
+            _check_reachable(workspace.storage, scheduler)
             let_others_open(session)
             # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
             origin = freeze_store(session.fork().store)
             written = _write_blocks(origin, self, scheduler, statistics=self._statistics)
             made = [_fork_with(origin, copy_id, own) for copy_id, own in written]
-            merge_forks(workspace_of(session.store), made)
+            merge_forks(workspace, made)
         for array in self._all:
             array.record()
 
@@ -289,7 +281,7 @@ def _write_block(
         array = zarr.open_array(
             ManifestStore(workspace, read_only=False), path=path, mode="r+", config=config
         )
-        target = ArrayTarget(array, workspace, statistics=statistics)
+        target = ArrayTarget(array, statistics=statistics)
         target[tuple(slice(at + lo, at + hi) for at, (lo, hi) in place)] = block
         target.record()
     state = freeze(workspace, explicit=True)

@@ -654,10 +654,7 @@ class _GroupRows:
                         place = join(self._group, name)
                         _refer(self._store, place, session, name, self._axes[name], each.start)
             return
-        workspace = workspace_of(self._store)
-        targets = {
-            name: ArrayTarget(self.arrays[name], workspace, statistics=True) for name in self.chunks
-        }
+        targets = {name: ArrayTarget(self.arrays[name], statistics=True) for name in self.chunks}
         row_bytes = sum(self.arrays[name].nbytes for name in targets) // self.length
         count = max(_WINDOW_BYTES // max(row_bytes, 1) // self.unit, 1) * self.unit
         for block in blocks(rows, count):

@@ -593,8 +593,7 @@ def _begun(
         and not _is_there(str(name), variable, part, there)
     }
     new = {name: _in_chunks(v) for name, v in encoded.items() if str(name) not in there.nodes}
-    workspace, group = workspace_of(store), there.open_in(store)
-    writer = DatasetWriter(workspace, statistics=part.statistics)
+    group, writer = there.open_in(store), DatasetWriter(statistics=part.statistics)
     if mode != "r+":
         _set_attributes(group, attributes)
     if new:
