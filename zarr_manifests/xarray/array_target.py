@@ -191,11 +191,38 @@ class DatasetWriter(ArrayWriter):
             let_others_open(session)
             # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
             origin = freeze_store(session.fork().store)
-            written = _write_blocks(origin, self, scheduler, statistics=self._statistics)
-            made = [_fork_with(origin, copy_id, own) for copy_id, own in written]
-            merge_forks(workspace, made)
+            written = self._write_blocks(origin, scheduler)
+            merge_forks(workspace, [_fork_with(origin, *each) for each in written])
         for array in self._all:
             array.record()
+
+    def _write_blocks(self, origin: ForkState, scheduler: Any) -> Sequence[_Written]:
+        """Write each dask block to a fork of its own, where dask computes it."""
+        from dask.base import compute, persist
+        from dask.delayed import delayed
+
+        # The result of a task goes to each worker once; a literal would go with each block.
+        shared = delayed(_unchanged, pure=False)(origin)
+        written = [
+            source.map_blocks(
+                _write_block,
+                origin=shared,
+                path=target.array.path,
+                config=target.array.config,
+                start=[p.indices(n)[0] for p, n in zip(region, target.array.shape, strict=True)],
+                statistics=self._statistics,
+                dtype=object,
+                meta=np.empty((0,) * source.ndim, object),
+            )
+            for source, target, region in zip(self.sources, self.targets, self.regions, strict=True)
+        ]
+        # Persisted together, so that work shared by arrays is done once; `compute` would try to
+        # assemble arrays from what the blocks return.
+        persisted = persist(*written, scheduler=scheduler)  # type: ignore[no-untyped-call]
+        blocks = [block for array in persisted for block in array.to_delayed().ravel()]
+        results: tuple[_Written, ...]
+        results = compute(*blocks, scheduler=scheduler)  # type: ignore[no-untyped-call]
+        return results
 
 
 # --- where dask computes -------------------------------------------------------------------------
@@ -226,39 +253,6 @@ def _check_reachable(storage: Storage, scheduler: Any) -> None:
             f"{storage.url} is in the memory of this process, and dask computes in others: write "
             "to a path, or compute here, with dask.config.set(scheduler='threads')"
         )
-
-
-def _write_blocks(
-    origin: ForkState, writer: ArrayWriter, scheduler: Any, *, statistics: bool
-) -> Sequence[_Written]:
-    """Write each dask block to a fork of its own, where dask computes it."""
-    from dask.base import compute, persist
-    from dask.delayed import delayed
-
-    # The result of a task goes to each worker once; a literal would go with each block.
-    shared = delayed(_unchanged, pure=False)(origin)
-    written = [
-        source.map_blocks(
-            _write_block,
-            origin=shared,
-            path=target.array.path,
-            config=target.array.config,
-            start=[part.indices(n)[0] for part, n in zip(region, target.array.shape, strict=True)],
-            statistics=statistics,
-            dtype=object,
-            meta=np.empty((0,) * source.ndim, object),
-        )
-        for source, target, region in zip(
-            writer.sources, writer.targets, writer.regions, strict=True
-        )
-    ]
-    # Persisted together, so that work shared by arrays is done once; `compute` would try to
-    # assemble arrays from what the blocks return.
-    persisted = persist(*written, scheduler=scheduler)  # type: ignore[no-untyped-call]
-    blocks = [block for array in persisted for block in array.to_delayed().ravel()]
-    results: tuple[_Written, ...]
-    results = compute(*blocks, scheduler=scheduler)  # type: ignore[no-untyped-call]
-    return results
 
 
 def _unchanged(origin: ForkState) -> ForkState:
