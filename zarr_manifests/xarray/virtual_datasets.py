@@ -33,7 +33,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
 )
 from zarr_manifests.format.chunk_table import VirtualRef
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import V3_DOCUMENT, directory, join
 from zarr_manifests.planning.tables.merge import unset_at
@@ -241,21 +241,14 @@ class _Write(Struct, dict=True):
                     "files"
                 )
         first = tuple(side.start // chunk for side, chunk in zip(cells, chunks, strict=True))
-        document = {**old, "shape": shape}
-        return partial(self._put, path, document, var, first, unset=region is not None)
+        return partial(self._put, path, {**old, "shape": shape}, var, first)
 
     def _put(
-        self,
-        path: str,
-        document: Mapping[str, Any],
-        var: xr.Variable,
-        first: tuple[int, ...] | None = None,
-        *,
-        unset: bool = False,
+        self, path: str, document: Mapping[str, Any], var: xr.Variable, first: Coords | None = None
     ) -> None:
         """Put an array, or more of it, whose first chunk lies at `first`.
 
-        With `unset`, chunks that the variable does not have have the fill value from now on.
+        In a region, chunks that the variable does not have have the fill value from now on.
         """
         references: Any = var._data
         workspace, manifest = self.workspace, references.manifest
@@ -269,7 +262,7 @@ class _Write(Struct, dict=True):
         present = paths.ravel() != ""
         for coords in manifest._inlined:
             present[here.ravel_one(coords)] = False
-        if unset and not present.all():
+        if self.part.region is not None and not present.all():
             absent = here.unravel(np.flatnonzero(~present)) + start
             if var.ndim:
                 workspace.put_table(path, array.grid, unset_at(absent))
