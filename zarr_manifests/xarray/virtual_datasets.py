@@ -188,9 +188,7 @@ class _Write(Struct, dict=True):
             for name in ds.variables.keys() - virtual.keys():
                 ds.variables[name].load()  # other processes could not hand back what they write
         mode = "a" if part.mode == "w" else part.mode  # what was there is gone
-        part = replace(part, ds=ds, mode=mode, labels=None, only_group=False)
-        found = prepare(part, self.store)
-        assert found is not None
+        found = prepare(replace(part, ds=ds, mode=mode, labels=None), self.store)
         part, own = found.part, found.part.ds
         if part.zarr_format == 2:
             raise InvalidArgumentError(

@@ -340,7 +340,9 @@ def _said_of(parts: Sequence[DatasetPart]) -> str:
 
 
 def _prepared(parts: Sequence[DatasetPart], session: Session | Fork) -> list[PreparedPart]:
-    return [found for part in parts if (found := prepare(part, session.store)) is not None]
+    node = contents_of(session.store).node
+    due = [part for part in parts if not part.only_group or node(part.group) is None]
+    return [prepare(part, session.store) for part in due]
 
 
 def _goes_on(
@@ -400,8 +402,8 @@ class PreparedPart(Struct, frozen=True):
     planned: AppendPlan | None
 
 
-def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart | None:
-    """Look at what the group has, and refuse what does not go with it; None if nothing is due.
+def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart:
+    """Look at what the group has, and refuse what does not go with it.
 
     Virtual variables are left out of the result: `virtual_datasets` writes them.
 
@@ -410,8 +412,6 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart | None:
     AlreadyExistsError, NotFoundError, InvalidArgumentError
         As for `write`.
     """
-    if part.only_group and contents_of(store).node(part.group) is not None:
-        return None
     there, ds, dim = StoredGroup.of(store, part.group), part.ds, part.append_dim
     part = _decided(part, there, store)
     _check_names(ds)
