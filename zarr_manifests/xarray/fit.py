@@ -364,14 +364,12 @@ class _Comparison(Struct, frozen=True):
     def _numbers_differ(
         self, given: npt.NDArray[Any], read: npt.NDArray[Any]
     ) -> npt.NDArray[np.bool_]:
-        if self.packing is None and given.dtype.kind in "biu":
+        if self.packing is None and given.dtype.kind in "biu" and read.dtype.kind in "fc":
             # As whole numbers: the nearest float is not the same number.
-            if read.dtype.kind in "fc":
-                bounds = given.dtype.kind != "b" and np.iinfo(given.dtype)
-                lo, hi = (bounds.min, bounds.max) if bounds else (0, 1)
-                within = (read.real >= np.float64(lo)) & (read.real < np.float64(hi + 1))
-                return np.asarray(~(within & (read.real.astype(given.dtype) == given)))
-            return np.asarray(read != given)
+            bounds = given.dtype.kind != "b" and np.iinfo(given.dtype)
+            lo, hi = (bounds.min, bounds.max) if bounds else (0, 1)
+            within = (read.real >= np.float64(lo)) & (read.real < np.float64(hi + 1))
+            return np.asarray(~(within & (read.real.astype(given.dtype) == given)))
         if self.packing is None and self.stored.kind not in "fc":
             return np.asarray((read != given) & ((read == read) | (given == given)))
         wide = np.result_type(given, read, np.float32)
