@@ -422,10 +422,8 @@ def append_check(
     part = replace(part, ds=xr.Dataset())  # a session keeps many checks, and no values
     dim = str(labels.dims[0])
     path, changes = join(part.group, dim), contents.changes
-    stored = contents.view.nodes.get(path)
-    touched = stored is not None and stored.node_id in changes.touched()
-    before = None
-    if touched or path in changes.nodes:
+    node, before = contents.node(path), None
+    if path in changes.nodes or (node is not None and node.node_id in changes.touched()):
         base = StoredGroup(SessionView(context, contents.view), part.group)
         before = base.labels(dim, labels)[0]
 
