@@ -191,8 +191,6 @@ class _WhereArray:
 
     def chunks(self, node: Node, region: Box) -> ChunkTable | None:
         """The stored chunks of an array in the region."""
-        if not region.size:
-            return None
         return find_chunks(self.contents, node.path, region, None)[1]
 
     def lengths_at(self, coords: IndexArray) -> IndexArray:
