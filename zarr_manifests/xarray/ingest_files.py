@@ -381,8 +381,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         expect("looking at files", len(urls))
         for group, found in zip(groups, looked, strict=True):
             self.failed |= {each.key: each for each in found if isinstance(each, Problem)}
-            new = {each.url: each for each in found if isinstance(each, FileFacts)}
-            self.waiting |= new
+            self.waiting |= {each.url: each for each in found if isinstance(each, FileFacts)}
             done += len(group)
             tell("looking at files", done)
         self._leave_out(())
