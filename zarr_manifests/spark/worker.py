@@ -18,9 +18,9 @@ import gc
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import count
 from operator import sub
 from typing import Any, Final, NamedTuple
@@ -111,12 +111,7 @@ class Cells(NamedTuple):
 
     def rows(self, names: list[str]) -> pa.Table:
         """One row for each cell."""
-        shape = tuple(map(len, self.along))
-        if self.numbers is None:
-            at = [_pattern(shape, axis) for axis in range(len(shape))]
-        else:
-            at = [plain_arrow(each) for each in np.unravel_index(self.numbers, shape)]
-        along = [each.take(of) for each, of in zip(self.along, at, strict=True)]
+        along = _taken_at(self.along, self.numbers)
         return pa.table([*along, *self.values], names)
 
     def lines(self, names: list[str]) -> pa.Table:
@@ -126,21 +121,18 @@ class Cells(NamedTuple):
         labels are there once, where a row for each cell would repeat them.
         """
         *outer, inner = self.along
-        shape = tuple(map(len, outer))
+        first = None
         if self.numbers is None:
-            at = [_pattern(shape, axis) for axis in range(len(outer))]
-            lines, inside = math.prod(shape), len(inner)
+            lines, inside = math.prod(map(len, outer)), len(inner)
             line = np.append(np.arange(0, lines, max(ROW_CELLS // inside, 1)), lines)
             place, cell = np.tile(np.arange(inside), len(line) - 1), line * inside
             along = np.arange(len(line)) * inside
         else:
             of, place = np.divmod(self.numbers, len(inner))
-            first = np.flatnonzero(np.diff(of, prepend=-1))
-            at = [plain_arrow(each) for each in np.unravel_index(of[first], shape or (1,))]
-            line, along = np.arange(len(first) + 1), np.append(first, len(of))
-            cell = along
-        columns = [each.take(where) for each, where in zip(outer, at, strict=False)]
-        columns += [inner.take(plain_arrow(place)), *self.values]
+            starts = np.flatnonzero(np.diff(of, prepend=-1))
+            first, line = of[starts], np.arange(len(starts) + 1)
+            along = cell = np.append(starts, len(of))
+        columns = [*_taken_at(outer, first), inner.take(plain_arrow(place)), *self.values]
         ends = [line] * len(outer) + [along] + [cell] * len(self.values)
         lists = [
             pa.ListArray.from_arrays(plain_arrow(end.astype(np.int32)), column)
@@ -217,12 +209,13 @@ def _slabs(shape: Coords) -> Iterator[Box]:
     yield from plan_scan(axes, target_rows=BATCH_ROWS)
 
 
-@lru_cache(maxsize=32)
-def _pattern(shape: Coords, axis: int) -> pa.Array:
-    """The positions along an axis of the cells of a box in C order."""
-    along = np.arange(shape[axis], dtype=np.int32)
-    others = [length if number == axis else 1 for number, length in enumerate(shape)]
-    return plain_arrow(np.broadcast_to(along.reshape(others), shape).reshape(-1))
+def _taken_at(along: Sequence[pa.Array], numbers: IndexArray | None) -> list[pa.Array]:
+    """The labels of cells, which are numbered in C order; None: of all of them."""
+    shape = tuple(map(len, along)) or (1,)  # without axes there is a cell, too
+    # Of all, to list the positions is much faster than to divide.
+    at = np.indices(shape, np.int32) if numbers is None else np.unravel_index(numbers, shape)
+    taken = zip(along, at, strict=False)
+    return [labels.take(plain_arrow(each.reshape(-1))) for labels, each in taken]
 
 
 def _stored(
