@@ -24,6 +24,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -57,8 +58,6 @@ type Offset = dict[str, Any]
 `repository` and `stream` are ids; `snapshot` is the id of the snapshot, None before the first one.
 `begun` is that at which the stream began, and `first` says that this is where it begins.
 """
-type _Commit = tuple[str | None, SnapshotInfo]
-"""A commit that changes data, after the snapshot that it goes on from."""
 _OFFSET: Final = frozenset(("repository", "stream", "snapshot", "begun", "first"))
 
 
@@ -118,10 +117,11 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._facts = replace(job.options, version=None, **own), job.facts
         self._until: str | None = None
         # A `HeldLease`, and what ends it.
-        self._leased: tuple[Any, ExitStack] | None = None
+        self._held: Any = None
+        self._ends = ExitStack()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_leased": None}
+        return self.__dict__ | {"_held": None, "_ends": ExitStack()}
 
     # --- offsets -----------------------------------------------------------------------------
 
@@ -146,17 +146,13 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return end
         self._lease(start)
         due = self._admitted(self._since(start["snapshot"]))
-        return _moved(start, due[-1][1].snapshot_id) if due else start
+        return _moved(start, due[-1].snapshot_id) if due else start
 
-    def _admitted(self, due: list[_Commit]) -> list[_Commit]:
+    def _admitted(self, due: list[SnapshotInfo]) -> list[SnapshotInfo]:
         """The first commits, as many as the limits of a batch allow."""
-        due = due[: self._stream.max_commits_per_trigger]
-        most, nbytes = self._stream.max_bytes_per_trigger, 0
-        for number, (_, info) in enumerate(due):
-            nbytes += info.written.get("chunk-bytes", 0)
-            if most is not None and nbytes > most:
-                return due[: max(number, 1)]
-        return due
+        due, most = due[: self._stream.max_commits_per_trigger], self._stream.max_bytes_per_trigger
+        nbytes = accumulate(info.written.get("chunk-bytes", 0) for info in due)
+        return due[: max(sum(most is None or upto <= most for upto in nbytes), 1)]
 
     def _check(self, offset: Offset) -> None:
         """Raise if an offset is that of another source, or of another repository."""
@@ -175,11 +171,11 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _head(self) -> str:
         return self._repository.readonly_session(HEADS + self._branch).snapshot_id
 
-    def _since(self, snapshot_id: str) -> list[_Commit]:
+    def _since(self, snapshot_id: str) -> list[SnapshotInfo]:
         """The commits of the branch after a snapshot that change data, oldest first.
 
         Where some have expired, and a tag keeps the snapshot, the oldest one that is left counts as
-        the commit of all that happened until then.
+        the commit of all that happened until then: its parent is that snapshot.
 
         Raises
         ------
@@ -188,19 +184,19 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         InvalidArgumentError
             If the branch was reset to a snapshot that does not come after it.
         """
-        found: list[_Commit] = []
+        found: list[SnapshotInfo] = []
         for info in self._repository.ancestry(HEADS + self._branch):
             if info.snapshot_id == self._until:
                 found.clear()
             if info.snapshot_id == snapshot_id:
                 break
             if info.kind != _REWRITE:
-                found.append((info.parent_id, info))
+                found.append(info)
         else:
             self._check_kept(snapshot_id, info)
             if info.kind != _REWRITE:
                 found.pop()
-            found.append((snapshot_id, info))
+            found.append(replace(info, parent_id=snapshot_id))
         return found[::-1]
 
     def _check_kept(self, snapshot_id: str, oldest: SnapshotInfo) -> None:
@@ -279,13 +275,12 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return [(start, end)]
         segments: list[tuple[str | None, str]] = []
         since: str = start
-        for parent_id, info in self._between(start, end):
-            assert parent_id is not None  # a commit after another one
-            if not self._only_adds(parent_id, info):
-                if since != parent_id:
-                    segments.append((since, parent_id))
+        for info in self._between(start, end):
+            assert info.parent_id is not None  # a commit after another one
+            if not self._only_adds(info.parent_id, info):
+                segments.append((since, info.parent_id))
                 since = info.snapshot_id
-        return [*segments, (since, end)] if since != end else segments
+        return [(first, last) for first, last in [*segments, (since, end)] if first != last]
 
     def _only_adds(self, parent_id: str, info: SnapshotInfo) -> bool:
         """Whether a commit overwrites and removes no cell.
@@ -312,10 +307,10 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return cells.only_added
 
-    def _between(self, start: str, end: str) -> list[_Commit]:
+    def _between(self, start: str, end: str) -> list[SnapshotInfo]:
         """The commits after a snapshot up to another one, oldest first."""
         found = self._since(start)
-        ids = [info.snapshot_id for _, info in found]
+        ids = [info.snapshot_id for info in found]
         return found[: ids.index(end) + 1] if end in ids else self._since(end)
 
     # --- the lease ---------------------------------------------------------------------------
@@ -327,20 +322,15 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Give the lease up, or leave it behind."""
-        if self._leased is not None:
-            _, stack = self._leased
-            self._leased = None
-            stack.close()
+        self._held = None
+        self._ends.close()
 
     def _lease(self, at: Offset) -> None:
         """Hold the lease on this offset's snapshot, and no other."""
-        snapshot_id = at["snapshot"]
-        if snapshot_id is None:
+        snapshot_id, held = at["snapshot"], self._held
+        same = held is not None and held.snapshot_id == snapshot_id and not held.lost
+        if snapshot_id is None or same:
             return
-        if self._leased is not None:
-            lease, _ = self._leased
-            if lease.snapshot_id == snapshot_id and not lease.lost:
-                return
         keep_for, stack = self._stream.keep_for, ExitStack()
         # It is renewed at a third of its timeout, so two thirds of that are left at least.
         timeout = _LEASE if keep_for is None else max(keep_for * 1.5, _LEASE)
@@ -356,11 +346,11 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # It cannot be written. Should history expire, the next batch says so.
             _LOG.warning("the stream of %s holds no lease", self._repository, exc_info=True)
             return
-        if self._leased is not None:
-            self._leased[0].keep(False)
+        if held is not None:
+            held.keep(False)
         self.stop()
         lease.keep(keep_for is not None)
-        self._leased = lease, stack
+        self._held, self._ends = lease, stack
 
 
 def _moved(offset: Offset, snapshot_id: str) -> Offset:
