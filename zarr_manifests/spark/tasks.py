@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -293,19 +293,16 @@ def _run_job(spark: SparkSession, call: bytes, items: Sequence[Any]) -> list[Any
     # The items are pickled here one by one, so that a task unpickles its own only.
     pickled = [PICKLE.dumps(item) for item in items]
     numbers = spark.range(0, len(pickled), 1, len(pickled))  # one a partition
-    done = dict(chain.from_iterable(results(numbers, partial(_run_items, call, pickled))))
-    return [done[number] for number in range(len(pickled))]
+    return results(numbers, partial(_run_item, call, pickled))
 
 
-def _run_items(
-    call: bytes, items: Sequence[bytes], batches: Iterable[pa.RecordBatch]
-) -> list[tuple[int, Any]]:
-    numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
-    return [(n, PICKLE.loads(call)(PICKLE.loads(items[n]))) for n in numbers]
+def _run_item(call: bytes, items: Sequence[bytes], batches: Iterable[pa.RecordBatch]) -> Any:
+    (number,) = (number for batch in batches for number in batch.column(0).to_pylist())
+    return PICKLE.loads(call)(PICKLE.loads(items[number]))
 
 
 def results(frame: DataFrame, call: Callable[[Iterable[pa.RecordBatch]], Any]) -> list[Any]:
-    """What the call returns for the rows of each partition.
+    """What the call returns for the rows of each partition, in their order.
 
     An `OSError` or `MemoryError` that it raises has Spark try again; others are raised here.
     """
