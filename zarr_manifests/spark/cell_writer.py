@@ -38,7 +38,7 @@ from pyarrow import types
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.scan import Bins, Lookup, ordered
+from zarr_manifests.planning.scan import Axis, Bins, Lookup, ordered, plan_scan
 from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting import decoded
 from zarr_manifests.session import Fork
@@ -602,17 +602,12 @@ class _OpenBin:
             for values, variable in zip(self._columns, plan.variables, strict=False):
                 values[~self._filled] = variable.absent[0]
             self._filled[:] = True
-        units = list(zip(self._box.lo, self._box.hi, plan.bins.unit, plan.shape, strict=True))
-        aligned = all(not lo % n and (not hi % n or hi == size) for lo, hi, n, size in units)
-        if aligned and (plan.missing != "keep" or count == self._box.size):
-            self._write(self._box, targets)
-            return count
-        sides = (
-            [(at, min(at + n, s)) for at in range(lo - lo % n, hi, n)] for lo, hi, n, s in units
-        )
-        for sides_of in itertools.product(*sides):
-            lo, hi = zip(*sides_of, strict=True) if sides_of else ((), ())
-            self._write(Box(lo, hi), targets)
+        sides = zip(self._box.lo, self._box.hi, plan.bins.unit, plan.shape, strict=True)
+        whole = [(n, lo - lo % n, min(-(-hi // n) * n, size)) for lo, hi, n, size in sides]
+        scan = plan_scan([Axis(n, np.array([[lo, hi]])) for n, lo, hi in whole], target_rows=1)
+        full = self._box.size == scan.rows and (plan.missing != "keep" or count == scan.rows)
+        for place in [self._box] if full else scan:
+            self._write(place, targets)
         return count
 
     def _write(self, place: Box, targets: Sequence[ArrayTarget]) -> None:
