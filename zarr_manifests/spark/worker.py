@@ -173,20 +173,22 @@ def _cells(job: Job, boxes: Iterable[Box]) -> Iterator[Cells]:
     for block, parts in _blocks(job, source, boxes):
         axes = job.scan.within(block)
         stored = [_stored(job, source, each.name, block, parts) for each in job.variables]
-        cells = _selected(block, parts, axes)
-        if cells is None:
-            places = [axis.positions() for axis in axes]
-            stored = [_taken(each, axes, block).reshape(-1) for each in stored]
-        else:
-            places = [np.arange(*side) for side in zip(block.lo, block.hi, strict=True)]
-            stored = [each.reshape(-1)[cells] for each in stored]
+        stored = [_taken(each, axes, block).reshape(-1) for each in stored]
+        cells = None  # all that the axes select
+        if parts is not None:
+            due = np.zeros(block.shape, bool)
+            for part in parts:
+                due[place_in(block, part)] = True
+            cells = np.flatnonzero(_taken(due, axes, block))
+            stored = [each[cells] for each in stored]
         values = [
             source.decode(column.name, each, column.recipe)
             for column, each in zip(job.variables, stored, strict=True)
         ]
+        places = (plain_arrow(axis.positions()) for axis in axes)
         along = [
             place if column.name not in coordinates else coordinates[column.name].take(place)
-            for column, place in zip(job.dimensions, map(plain_arrow, places), strict=True)
+            for column, place in zip(job.dimensions, places, strict=True)
         ]
         start = 0
         for slab in _slabs((len(cells),) if cells is not None else tuple(map(len, along))):
@@ -315,18 +317,6 @@ def _blocks(
             yield from ((block.shared(box), None) for block in plan_scan(whole, target_rows=most))
     if parts:
         yield block_of(parts, due)
-
-
-def _selected(block: Box, parts: list[Box] | None, axes: tuple[Axis, ...]) -> IndexArray | None:
-    """Numbers of the selected cells of a block in C order; None if axes alone select them."""
-    if parts is None or len(parts) == 1:
-        return None
-    due, chosen = np.zeros(block.shape, bool), np.zeros(block.shape, bool)
-    for part in parts:
-        due[place_in(block, part)] = True
-    sides = zip(axes, block.lo, strict=True)
-    chosen[np.ix_(*(axis.positions() - lo for axis, lo in sides))] = True
-    return np.flatnonzero(due & chosen)
 
 
 def _taken(values: npt.NDArray[Any], axes: tuple[Axis, ...], block: Box) -> npt.NDArray[Any]:
