@@ -73,7 +73,9 @@ def plan_read(
     source = Source(session, options.group, decode_times=options.decode_times)
     names = _variables(source, options.variables)
     dims = _shared_dimensions(source, names, options.broadcast)
-    dimensions, columns = _columns(source, names, dims)
+    dimensions = tuple(column_of(source, dim, is_dimension=True) for dim in dims)
+    along = {dim for dim in dims if source.coordinate(dim) is not None}
+    columns = tuple(column_of(source, n, is_dimension=False) for n in names if n not in along)
     where = None
     if options.where is not None:
         where = _checked(parse_where(options.where), source, (*dimensions, *columns), facts)
@@ -99,9 +101,8 @@ def plan_read(
         where=where,
     )
     _check_columns(job.columns, facts.case_sensitive)
-    for boxes in _left_by_statistics(
-        session, source, job, [] if selections is None else selections
-    ):
+    told = [] if selections is None else selections
+    for boxes in _left_by_statistics(session, source, job, told):
         job = restrict(job, boxes)
     return job
 
@@ -261,16 +262,6 @@ def _shared_dimensions(source: Source, names: Sequence[str], broadcast: bool) ->
             f"{listed}. {advice}"
         )
     return widest
-
-
-def _columns(
-    source: Source, names: Sequence[str], dims: Sequence[str]
-) -> tuple[tuple[Column, ...], tuple[Column, ...]]:
-    """The columns of the dimensions, and those of the variables."""
-    dimensions = tuple(column_of(source, dim, is_dimension=True) for dim in dims)
-    along = [dim for dim in dims if source.coordinate(dim) is not None]
-    variables = tuple(column_of(source, n, is_dimension=False) for n in names if n not in along)
-    return dimensions, variables
 
 
 def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
