@@ -58,7 +58,7 @@ from zarr_manifests.errors import (
     StorageError,
     UnsupportedStorageError,
 )
-from zarr_manifests.grid import Box, IndexArray, grid_shape
+from zarr_manifests.grid import Box, IndexArray, corners, grid_shape
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.zones.where import Where
 from zarr_manifests.storage import Storage
@@ -481,8 +481,7 @@ class Job(Struct, frozen=True, kw_only=True):
         """The boxes of chunks (int64[n, 2, ndim]) of the grid that tasks read, disjoint."""
         parts = self.parts
         if parts is None:
-            cells = [(box.lo, box.hi) for box in self.scan]
-            parts = np.array(cells, np.int64).reshape(len(cells), 2, len(self.shape))
+            parts = np.stack(corners(list(self.scan), len(self.shape)), axis=1)
         chunk = np.array([axis.chunk for axis in self.scan.axes], np.int64)
         # A box has selected cells in each of its chunks.
         return np.stack([parts[:, 0] // chunk, -(-parts[:, 1] // chunk)], axis=1)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.zones.skipping import (
     boxes_of,
@@ -32,7 +32,7 @@ from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Column, Job, column_of, shared_repository
 from zarr_manifests.spark.job import ReadOptions as ReadOptions
 from zarr_manifests.spark.job import SparkFacts as SparkFacts
-from zarr_manifests.spark.source import Source
+from zarr_manifests.spark.source import Source, listed_in
 
 _MOST_CHUNKS: Final = 2**22
 """Most chunks that are listed to align boxes."""
@@ -401,11 +401,8 @@ def _aligned(boxes: IndexArray, chunk_shape: IndexArray, *, apart: bool) -> Iter
     if not len(boxes) or (apart and (many or np.array_equal(edges * chunk_shape, boxes))):
         yield boxes
     elif not many:
-        region = Box.around_coords(np.concatenate([lo, hi - 1]))
-        each = (Box(tuple(a), tuple(b)) for a, b in edges.tolist())
-        numbers = [box.carried(np.arange(box.size), region) for box in each]
-        found = boxes_of(np.unique(np.concatenate(numbers)), region)
-        yield found * chunk_shape
+        region, chunks = listed_in(lo, hi)
+        yield boxes_of(chunks, region) * chunk_shape
 
 
 def _common(some: IndexArray, others: IndexArray) -> IndexArray:

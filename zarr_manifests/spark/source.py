@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, IndexArray, corners, places_in
 from zarr_manifests.keys import absolute, join
 from zarr_manifests.selecting import decoded, meaning_of_bounds
 from zarr_manifests.session import Session
@@ -196,7 +196,10 @@ class Source:
             out = np.full(block.shape, fill, array.dtype)
             where: dict[str, Any] = {"cells": tuple(zip(block.lo, block.hi, strict=True))}
             if list(due) != [block]:
-                where = {"coords": _chunks_of(block, due, self.stored_chunk_shape(name))}
+                lo, hi = corners(due, block.ndim)
+                chunk_shape = np.array(self.stored_chunk_shape(name), np.int64)
+                region, at = listed_in(lo // chunk_shape, -(-hi // chunk_shape))
+                where = {"coords": region.unravel(at)}
             chunks = self._session.read_chunks(array.path, **where)
             if decoder.decode(chunks, out, block.lo):
                 return out
@@ -312,18 +315,10 @@ def place_in(block: Box, part: Box) -> tuple[Any, ...]:
     return (*(slice(lo - at, hi - at) for lo, hi, at in sides), ...)
 
 
-def _chunks_of(block: Box, parts: Sequence[Box], chunk_shape: Coords) -> IndexArray:
-    """The coordinates of the chunks that hold any cell of the parts of a block."""
-    first = [lo // length for lo, length in zip(block.lo, chunk_shape, strict=True)]
-
-    def place(box: Box) -> list[slice]:
-        sides = zip(box.lo, box.hi, chunk_shape, first, strict=True)
-        return [slice(lo // n - at, -(-hi // n) - at) for lo, hi, n, at in sides]
-
-    mask = np.zeros([part.stop for part in place(block)], bool)
-    for part in parts:
-        mask[tuple(place(part))] = True
-    return np.argwhere(mask) + np.array(first, np.int64)
+def listed_in(lo: IndexArray, hi: IndexArray) -> tuple[Box, IndexArray]:
+    """The box around boxes of chunks, and in it the indexes of all their chunks, each once."""
+    region = Box.around_coords(np.concatenate([lo, hi - 1]))
+    return region, np.unique(region.ravel(places_in(lo, hi)[1]))
 
 
 def _arrays(
