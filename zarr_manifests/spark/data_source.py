@@ -619,6 +619,18 @@ class Sink:
         with self.repository.writable_session(self.options.branch) as session:
             return session.fork()
 
+    def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
+        """Commit the rows of all tasks; those of a batch of a stream, unless they are there.
+
+        Spark makes a sink anew for each batch, which then knows only its number. So tasks report
+        which query they run for.
+        """
+        spooled = [message for message in messages if isinstance(message, Spooled)]
+        query_id = next((one.query_id for one in spooled if one.query_id), None)
+        options = self.options
+        txn = batch_txn(options.txn_app_id, query_id, *batch) if batch else options.txn()
+        self.land(spooled, txn)
+
     def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
         """Leave what tasks have spooled to the next collection; a commit may have landed."""
         which = f"batch {batch[0]} of a stream" if batch else "a write"
@@ -721,24 +733,6 @@ class Spooled(WriterCommitMessage):
 class _BatchSink(Sink, DataSourceArrowWriter):
     """Writes the rows of a DataFrame in one commit."""
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commit the rows of all tasks."""
-        self.land(_spooled(messages), self.options.txn())
-
 
 class _StreamSink(Sink, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream, each in one commit and once.
-
-    Spark makes it anew for each commit, which then knows only the number of the batch. So tasks
-    report which query they run for.
-    """
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Commit the rows of a batch, unless that was done before."""
-        spooled = _spooled(messages)
-        query_id = next((one.query_id for one in spooled if one.query_id), None)
-        self.land(spooled, batch_txn(self.options.txn_app_id, query_id, batchId))
-
-
-def _spooled(messages: Iterable[WriterCommitMessage | None]) -> list[Spooled]:
-    return [message for message in messages if isinstance(message, Spooled)]
+    """Writes the batches of a stream, each in one commit and once."""
