@@ -226,35 +226,33 @@ def write_rows(
     attempts = 0
     while True:
         attempts += 1
-        session = repository.writable_session(options.branch)
-        try:
-            commits_of(session).begin(txn)
-            done: Sequence[tuple[Fork, int]] = ()
-            plan = plan_write(session, options, rows, parallelism)
-            if plan is not None:
-                let_others_open(session)
-                done = rows.fill(plan, session.fork())
-                session.merge(*(fork for fork, _ in done))
-            if txn is None and not session.status():
-                return WriteReport(snapshot_id=None)
-            snapshot_id = commits_of(session).commit(message, options.metadata, txn=txn)
-        except TransactionAlreadyCommitted as landed:
-            return WriteReport(snapshot_id=landed.snapshot_id, replayed=True)
-        except ConflictError:
-            # What others appended may leave room behind it, or say that the labels are there.
-            if options.mode != "append" or attempts > repository.config.commits.attempts:
-                raise
-        else:
-            written = next(repository.ancestry(snapshot_id, limit=1)).written
-            return WriteReport(
-                snapshot_id=snapshot_id,
-                chunks=written.get("refs-set", 0),
-                bytes=written.get("chunk-bytes", 0),
-                cells=sum(cells for _, cells in done),
-                tasks=len(done),
-            )
-        finally:
-            session.close()
+        with repository.writable_session(options.branch) as session:
+            try:
+                commits_of(session).begin(txn)
+                done: Sequence[tuple[Fork, int]] = ()
+                plan = plan_write(session, options, rows, parallelism)
+                if plan is not None:
+                    let_others_open(session)
+                    done = rows.fill(plan, session.fork())
+                    session.merge(*(fork for fork, _ in done))
+                if txn is None and not session.status():
+                    return WriteReport(snapshot_id=None)
+                snapshot_id = commits_of(session).commit(message, options.metadata, txn=txn)
+                break
+            except TransactionAlreadyCommitted as landed:
+                return WriteReport(snapshot_id=landed.snapshot_id, replayed=True)
+            except ConflictError:
+                # What others appended may leave room behind it, or say that the labels are there.
+                if options.mode != "append" or attempts > repository.config.commits.attempts:
+                    raise
+    written = next(repository.ancestry(snapshot_id, limit=1)).written
+    return WriteReport(
+        snapshot_id=snapshot_id,
+        chunks=written.get("refs-set", 0),
+        bytes=written.get("chunk-bytes", 0),
+        cells=sum(cells for _, cells in done),
+        tasks=len(done),
+    )
 
 
 def batch_txn(app: str | None, query_id: str | None, number: int) -> Txn:
