@@ -9,7 +9,6 @@ only metadata; each method documents what it reads.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -25,6 +24,7 @@ from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray, corners, places_in
 from zarr_manifests.keys import absolute, join
+from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting import decoded, meaning_of_bounds
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, contents_of
@@ -284,8 +284,7 @@ class Source:
         counted = np.dtype(f"{sign}{stored.itemsize}") if sign and stored.kind in "iu" else stored
         # What it cannot be made of, tasks will find out.
         doubt = suppress(OverflowError, TypeError, ValueError)
-        with doubt, np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with doubt, np.errstate(all="ignore"), quiet():
             fills = [fill for fill in given if fill is not None and not np.isnan(fill)]
             if counted != stored:
                 fills = [np.array(fill).astype(stored).astype(counted).item() for fill in fills]

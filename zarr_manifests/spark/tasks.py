@@ -28,7 +28,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,6 +47,7 @@ from pyspark.util import inheritable_thread_target
 from zarr_manifests.errors import InvalidArgumentError, JavaNotFoundError
 from zarr_manifests.reports import IngestReport
 from zarr_manifests.repositories import Location
+from zarr_manifests.runtime import quiet
 from zarr_manifests.spark.job import SparkFacts
 
 if TYPE_CHECKING:
@@ -333,9 +333,7 @@ def _returned(
 
 def mapped(frame: DataFrame, call: Any, schema: Any) -> DataFrame:
     """The rows that a call makes of those of each partition."""
-    with warnings.catch_warnings():
-        # About features of pandas that are not used here.
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+    with quiet():  # what it warns of, features of pandas, is not used here
         return frame.mapInArrow(call, schema)
 
 
