@@ -238,6 +238,7 @@ def explain_pruning(
     compared = [name for name in names if job.where and name in job.where.columns]
     judged = names if asked.nan == "drop" else compared
     boxes, grid, axes = job.chunks(), job.grid, job.scan.axes
+    chunk_shape = tuple(axis.chunk for axis in axes)
     chosen = None if job.parts is None else grid.ravel(places_in(boxes[:, 0], boxes[:, 1])[1])
     left = [np.empty(0, np.int64)]
     nbytes = selected_bytes = 0
@@ -245,10 +246,9 @@ def explain_pruning(
         refs = session.chunk_refs(f"{path}/{name}")
         # A chunk with fewer dimensions counts as the first of those that it is repeated in.
         coords = np.zeros((len(refs), len(dims)), np.int64)
-        sides = zip(source.dims[name], source.stored_chunk_shape(name), strict=True)
-        for number, (dim, length) in enumerate(sides):
-            axis = dims.index(dim)
-            coords[:, axis] = refs.coords[:, number] * length // axes[axis].chunk
+        at = [dims.index(dim) for dim in source.dims[name]]
+        lo = refs.coords * np.array(source.stored_chunk_shape(name), np.int64)
+        coords[:, at] = lo // np.array(chunk_shape, np.int64)[at]
         numbers, in_range = grid.ravel(coords), np.ones(len(refs), np.bool_)
         for number, along in enumerate(axes):
             in_range &= np.isin(coords[:, number], along.chunks)
@@ -262,7 +262,7 @@ def explain_pruning(
         path=f"{path}/{','.join(names)}",
         where=job.where.sql if job.where else "TRUE",
         shape=job.shape,
-        chunk_shape=tuple(axis.chunk for axis in axes),
+        chunk_shape=chunk_shape,
         dimensions=tuple(dims),
         boxes=boxes,
         selected=selected,

@@ -366,9 +366,8 @@ def _left_by_statistics(
         )
         boxes = np.zeros((len(selection.boxes), 2, len(dims)), np.int64)
         boxes[:, 1] = job.shape
-        sides = zip(source.dims[name], source.stored_chunk_shape(name), strict=True)
-        for number, (dim, chunk) in enumerate(sides):
-            boxes[:, :, dims.index(dim)] = selection.boxes[:, :, number] * chunk
+        at = [dims.index(dim) for dim in source.dims[name]]
+        boxes[:, :, at] = selection.boxes * np.array(source.stored_chunk_shape(name), np.int64)
         return selection, boxes
 
     asked: list[list[tuple[Comparison, ...]]] = []  # the boxes of each are those of any of it
