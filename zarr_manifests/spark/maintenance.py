@@ -351,9 +351,9 @@ def _arrays(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]]) -
         shapes = array.shape, array.chunks, array.shards
         kind = path, array.metadata.zarr_format, str(array.dtype), meta.dimension_names
         sizes = total.chunks, total.chunks_exact, total.nbytes, total.nbytes_exact
-        rows.append((*kind, *shapes, _as_json(array.attrs.asdict()), meta.grid.size, *sizes))
-    made = [dict(zip(_ARRAYS.names, row, strict=True)) for row in rows]
-    return pa.Table.from_pylist(made, _ARRAYS)
+        row = (*kind, *shapes, _as_json(array.attrs.asdict()), meta.grid.size, *sizes)
+        rows.append(dict(zip(_ARRAYS.names, row, strict=True)))
+    return pa.Table.from_pylist(rows, _ARRAYS)
 
 
 def _statistics(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]]) -> pa.Table:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -52,7 +51,7 @@ BLOCK_CHUNKS: Final = 64 * 1024
 _KEPT: Final = 16
 # Reading a box by itself costs about as much as passing over so many cells.
 _SKIPPED_CELLS: Final = 256 * 1024
-_opened: OrderedDict[Hashable, Any] = OrderedDict()
+_opened: dict[Hashable, Any] = {}
 
 
 def run_arrow(
@@ -386,7 +385,7 @@ def _kept[V](place: Hashable, make: Callable[[], V]) -> V:
     found: V = _opened.pop(place) if place in _opened else make()
     _opened[place] = found
     while len(_opened) > _KEPT:
-        _opened.popitem(last=False)
+        del _opened[next(iter(_opened))]
     return found
 
 
