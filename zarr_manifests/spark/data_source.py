@@ -46,11 +46,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
-    DataSourceReader,
     DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -451,7 +447,7 @@ class ManifestsDataSource(DataSource):
         return repository, changes, stream, with_lease(job, lease)
 
     @briefly()
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> JobReader:
         """The tasks of the read.
 
         Raises
@@ -472,7 +468,7 @@ class ManifestsDataSource(DataSource):
         return JobReader(job)
 
     @briefly()
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> ChangeStream:  # noqa: N802
         """The stream of the cells that commits of a branch add.
 
         Raises
@@ -495,7 +491,7 @@ class ManifestsDataSource(DataSource):
         return ChangeStream(repository, job, StreamOptions(**stream))
 
     @briefly()
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> _BatchSink:
         """The tasks of a write, and its commit.
 
         Raises
@@ -516,7 +512,7 @@ class ManifestsDataSource(DataSource):
         return sink
 
     @briefly()
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> _StreamSink:  # noqa: N802
         """The tasks of a batch of a stream, and its commit.
 
         Raises
