@@ -158,3 +158,14 @@ def test_jobs_read_elsewhere_only_where_they_may(tmp_path: Path) -> None:
     for folder, due in (("a", [0, 1, 2, 3]), ("b", [100, 101, 102, 103])):
         opened = zm.open(place, virtual_containers={"raw": tmp_path / folder})
         assert rows_of(plan_read(opened, ReadOptions(), SparkFacts()))["a"].tolist() == due
+
+
+def test_a_scalar_is_one_chunk_and_one_row(tmp_path: Path) -> None:
+    zm.write(xr.Dataset({"n": ((), 7), "none": ((), np.nan)}), tmp_path, message="scalars")
+    for name, layout, due in (("n", "long", 1), ("n", "chunk", 1), ("none", "chunk", 0)):
+        job = plan_read(tmp_path, ReadOptions(variables=name, layout=layout, nan="drop"), FACTS)
+        found = rows_of(job)
+        assert len(found) == due
+        if layout == "chunk" and due:
+            cell = found[name][0]
+            assert np.frombuffer(cell["data"], cell["dtype"]).reshape(found["shape"][0]) == 7

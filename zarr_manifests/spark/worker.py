@@ -250,9 +250,11 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
             ]
             rows = []
             for chunk in plan_scan(job.scan.within(part), target_rows=1):
-                axes, along = zip(*map(side, count(), chunk.lo, chunk.hi), strict=True)
+                sides = [side(*each) for each in zip(count(), chunk.lo, chunk.hi, strict=False)]
+                axes, along = tuple(axis for axis, _ in sides), [labels for _, labels in sides]
                 values = [_taken(each[place_in(part, chunk)], axes, chunk) for each in decoded]
-                if drop and values and all(comparable(each)[1].all() for each in values):
+                flat = [each.reshape(-1) for each in values]
+                if drop and values and all(comparable(each)[1].all() for each in flat):
                     continue
                 cells = [each.astype(each.dtype.newbyteorder("<"), copy=False) for each in values]
                 data = [{"dtype": each.dtype.str, "data": each.tobytes()} for each in cells]
