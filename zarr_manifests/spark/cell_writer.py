@@ -368,12 +368,6 @@ class WritePlan(Struct, frozen=True, kw_only=True):
     order_by: str | None
     statistics: bool
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns of the rows that are used."""
-        own = [axis.name for axis in self.along] + [one.name for one in self.variables]
-        return own if self.order_by is None else [*own, self.order_by]
-
     def cell(self, position: Iterable[int]) -> str:
         """A cell by its labels, for messages."""
         pairs = zip(self.along, position, strict=True)
@@ -391,7 +385,7 @@ def share_cells(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
     plan : WritePlan
         The write.
     batches : iterable of RecordBatch
-        Rows with the columns of the plan.
+        Rows, all of whose columns are those of the plan.
 
     Raises
     ------

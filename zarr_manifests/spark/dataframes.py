@@ -892,8 +892,8 @@ class _FrameRows:
 
     def fill(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
         """Write the cells of a plan; what each task returns."""
-        bins, rows = len(plan.bins), self.frame.select(*(f"`{name}`" for name in plan.columns))
-        shares = mapped(rows, partial(_shares, plan), "bin bigint, cells binary")
+        bins = len(plan.bins)
+        shares = mapped(self.frame, partial(_shares, plan), "bin bigint, cells binary")
         # Every bin gets a mark, so that those without rows are written, too.
         marks = self.frame.sparkSession.range(0, bins, 1, 1)
         marks = marks.selectExpr("id AS bin", "CAST(NULL AS binary) AS cells")
