@@ -34,8 +34,6 @@ from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import mapped
 from zarr_manifests.spark.worker import run_arrow
 
-CHANGE: Final = "_change"
-"""The column that says what happened to a cell, with `cells="all"`."""
 _KINDS: Final = {"added": ("added",), "all": ("added", "overwritten", "rewritten", "removed")}
 
 
@@ -357,5 +355,5 @@ def changes(
     frames = []
     for kind, job in jobs.items():
         part = rows(spark, with_lease(job, lease))
-        frames.append(part if cells == "added" else part.withColumn(CHANGE, f.lit(kind)))
+        frames.append(part if cells == "added" else part.withColumn("_change", f.lit(kind)))
     return reduce(DataFrame.union, frames)
