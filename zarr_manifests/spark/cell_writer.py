@@ -342,8 +342,6 @@ class WritePlan(Struct, frozen=True, kw_only=True):
         The dimensions, in the order of the first variable's axes.
     variables : tuple of Values
         What is written.
-    shape : tuple of int
-        The length of each dimension.
     bins : Bins
         The cells that are written.
     cell_bytes : int
@@ -360,7 +358,6 @@ class WritePlan(Struct, frozen=True, kw_only=True):
 
     along: tuple[AlongAxis, ...]
     variables: tuple[Values, ...]
-    shape: Coords
     bins: Bins
     cell_bytes: int
     tasks: int
@@ -596,8 +593,8 @@ class _OpenBin:
             for values, variable in zip(self._columns, plan.variables, strict=False):
                 values[~self._filled] = variable.absent[0]
             self._filled[:] = True
-        sides = zip(self._box.lo, self._box.hi, plan.bins.unit, plan.shape, strict=True)
-        whole = [(n, lo - lo % n, min(-(-hi // n) * n, size)) for lo, hi, n, size in sides]
+        sides = zip(self._box.lo, self._box.hi, plan.bins.unit, plan.along, strict=True)
+        whole = [(n, lo - lo % n, min(-(-hi // n) * n, axis.size)) for lo, hi, n, axis in sides]
         scan = plan_scan([Axis(n, np.array([[lo, hi]])) for n, lo, hi in whole], target_rows=1)
         full = self._box.size == scan.rows and (plan.missing != "keep" or count == scan.rows)
         for place in [self._box] if full else scan:

@@ -349,7 +349,6 @@ def plan_write(
     plan = WritePlan(
         along=along,
         variables=variables,
-        shape=shape,
         bins=bins,
         cell_bytes=cell_bytes,
         tasks=min(len(bins), options.max_tasks),
