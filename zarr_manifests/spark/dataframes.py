@@ -324,10 +324,8 @@ def plan_write(
     )
     variables = tuple(_values(source, join(group, name), dims, columns) for name in names)
     shape = tuple(axis.size for axis in along)
-    chunks = [(one.axes, source.stored_chunk_shape(one.name)) for one in variables]
-    unit = common_unit(
-        [tuple(chunk[axes.index(n)] for n in range(len(axes))) for axes, chunk in chunks], shape
-    )
+    chunks = [dict(zip(source.dims[n], source.stored_chunk_shape(n), strict=True)) for n in names]
+    unit = common_unit([tuple(chunk[dim] for dim in dims) for chunk in chunks], shape)
     sides = [(0, size) for size in shape]
     if options.mode == "append":
         at = dims.index(appended)
