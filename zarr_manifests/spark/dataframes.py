@@ -497,8 +497,7 @@ def _append(
     """
     dim, store, group = str(options.append_dim), session.store, source.group.strip("/")
     size, there = source.encoded(names[0]).sizes[dim], source.coordinate(dim)
-    alike = {name: source.encoded(name).dims for name in names}
-    alike |= {} if there is None else {dim: (dim,)}
+    alike = {name: source.dims[name] for name in names} | ({} if there is None else {dim: (dim,)})
     nothing = {name: (own, np.empty((0,) * len(own))) for name, own in alike.items()}
     check_agreement(xr.Dataset(nothing), StoredGroup.of(store, group), dim)
     if there is None:
@@ -508,7 +507,7 @@ def _append(
         length = zarr.open_array(store, path=join(group, dim), mode="r").shape[0]
     for name in names:
         array = zarr.open_array(store, path=join(group, name), mode="r+")
-        own = zip(source.encoded(name).dims, array.shape, strict=True)
+        own = zip(source.dims[name], array.shape, strict=True)
         array.resize(tuple(length if one == dim else n for one, n in own))
     return size
 
