@@ -38,7 +38,7 @@ from pyarrow import types
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.scan import Axis, Bins, Lookup, ordered, plan_scan
+from zarr_manifests.planning.scan import Bins, Lookup, ordered
 from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting import decoded
 from zarr_manifests.session import Fork
@@ -593,12 +593,14 @@ class _OpenBin:
             for values, variable in zip(self._columns, plan.variables, strict=False):
                 values[~self._filled] = variable.absent[0]
             self._filled[:] = True
-        sides = zip(self._box.lo, self._box.hi, plan.bins.unit, plan.along, strict=True)
-        whole = [(n, lo - lo % n, min(-(-hi // n) * n, axis.size)) for lo, hi, n, axis in sides]
-        scan = plan_scan([Axis(n, np.array([[lo, hi]])) for n, lo, hi in whole], target_rows=1)
-        full = self._box.size == scan.rows and (plan.missing != "keep" or count == scan.rows)
-        for place in [self._box] if full else scan:
-            self._write(place, targets)
+        sides = list(zip(self._box.lo, self._box.hi, plan.bins.unit, plan.along, strict=True))
+        aligned = all(not lo % n and (not hi % n or hi == axis.size) for lo, hi, n, axis in sides)
+        if aligned and (plan.missing != "keep" or count == self._box.size):
+            self._write(self._box, targets)
+            return count
+        for at in itertools.product(*(range(lo - lo % n, hi, n) for lo, hi, n, _ in sides)):
+            ends = (min(lo + n, axis.size) for lo, (_, _, n, axis) in zip(at, sides, strict=True))
+            self._write(Box(at, tuple(ends)), targets)
         return count
 
     def _write(self, place: Box, targets: Sequence[ArrayTarget]) -> None:
