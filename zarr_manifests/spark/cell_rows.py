@@ -25,7 +25,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import places_in
+from zarr_manifests.grid import Box
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import Location, repository_of
 from zarr_manifests.spark.job import Job, chunks_in, options_of, with_lease
@@ -237,8 +237,10 @@ def explain_pruning(
     judged = names if asked.nan == "drop" else compared
     boxes, grid, axes = job.chunks(), job.grid, job.scan.axes
     chunk_shape = tuple(axis.chunk for axis in axes)
-    chosen = None if job.parts is None else grid.ravel(places_in(boxes[:, 0], boxes[:, 1])[1])
-    left = [np.empty(0, np.int64)]
+    parts = [] if job.parts is None else [Box(tuple(lo), tuple(hi)) for lo, hi in boxes.tolist()]
+    none = np.empty(0, np.int64)
+    chosen = np.concatenate([none, *(each.carried(np.arange(each.size), grid) for each in parts)])
+    left = [none]
     nbytes = selected_bytes = 0
     for name in names:
         refs = session.chunk_refs(f"{path}/{name}")
@@ -250,7 +252,7 @@ def explain_pruning(
         numbers, in_range = grid.ravel(coords), np.ones(len(refs), np.bool_)
         for number, along in enumerate(axes):
             in_range &= np.isin(coords[:, number], along.chunks)
-        read = in_range if chosen is None else np.isin(numbers, chosen)
+        read = in_range if job.parts is None else np.isin(numbers, chosen)
         nbytes += int(refs.length.sum())
         selected_bytes += int(refs.length[read].sum())
         left += [numbers[in_range & ~read]] if name in judged else []

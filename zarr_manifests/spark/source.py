@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.grid import Box, IndexArray, corners, places_in
+from zarr_manifests.grid import Box, IndexArray, corners
 from zarr_manifests.keys import absolute, join
 from zarr_manifests.runtime import quiet
 from zarr_manifests.selecting import decoded, meaning_of_bounds
@@ -317,7 +317,10 @@ def place_in(block: Box, part: Box) -> tuple[Any, ...]:
 def listed_in(lo: IndexArray, hi: IndexArray) -> tuple[Box, IndexArray]:
     """The box around boxes of chunks, and in it the indexes of all their chunks, each once."""
     region = Box.around_coords(np.concatenate([lo, hi - 1]))
-    return region, np.unique(region.ravel(places_in(lo, hi)[1]))
+    boxes = (Box(tuple(a), tuple(b)) for a, b in zip(lo.tolist(), hi.tolist(), strict=True))
+    # Box by box: there may be millions of chunks, whose coordinates take more memory.
+    numbers = [box.carried(np.arange(box.size), region) for box in boxes]
+    return region, np.unique(np.concatenate(numbers))
 
 
 def _arrays(
