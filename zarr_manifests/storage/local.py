@@ -217,8 +217,8 @@ class LocalStorage:
         check_range(start, length)
         if length and _NOWAIT is not None:
             try:
-                data = bytearray(min(length, _COPIED_BYTES))
-                if os.preadv(self._kept(key).fd, [data], start, _NOWAIT) == length:
+                data, file = bytearray(min(length, _COPIED_BYTES)), self._kept(key)
+                if os.preadv(file.fd, [data], start, _NOWAIT) == length:
                     return bytes(data)
             except BlockingIOError:
                 import asyncio  # slow to import, and looking around does without
