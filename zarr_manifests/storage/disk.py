@@ -395,7 +395,6 @@ _fork_guard = threading.RLock()
 def _close_inherited() -> None:
     for file in list(_lock_files):
         file.close()
-    _lock_files.clear()
     _fork_guard.release()
 
 
@@ -409,12 +408,12 @@ os.register_at_fork(
 @contextlib.contextmanager
 def exclusive(path: str) -> Iterator[None]:
     """A block that waits for the lock file at `path`, and holds it."""
-    file = _lock_file(path)
+    turn = FileTurn(path)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(turn.file, fcntl.LOCK_EX)
         yield
     finally:
-        _close(file)
+        turn.end()
 
 
 class FileTurn:
@@ -427,7 +426,10 @@ class FileTurn:
     """
 
     def __init__(self, path: str) -> None:
-        self._path, self._file = path, _lock_file(path)
+        with _fork_guard:
+            # Not through a link, whatever the storage follows: a lock must be where objects are.
+            self.file = FileIO(path, "ab", opener=open_regular)
+            _lock_files.add(self.file)
 
     def take(self) -> bool:
         """Try to take the turn; return whether it is held.
@@ -438,28 +440,16 @@ class FileTurn:
             If the system refuses the lock.
         """
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise StorageError(explained(error, "lock", self._path)) from error
+            raise StorageError(explained(error, "lock", str(self.file.name))) from error
         return True
 
     def end(self) -> None:
         """Release the turn, or stop waiting for it."""
-        _close(self._file)
-
-
-def _lock_file(path: str) -> FileIO:
-    with _fork_guard:
-        # Not through a link, whatever the storage follows: a lock must be where the objects are.
-        file = FileIO(path, "ab", opener=open_regular)
-        _lock_files.add(file)
-    return file
-
-
-def _close(file: FileIO) -> None:
-    with _fork_guard:
-        with contextlib.suppress(OSError, ValueError):  # closed already, as in a forked child
-            fcntl.flock(file, fcntl.LOCK_UN)  # at once, even if a child has the file open
-        file.close()
+        with _fork_guard:
+            with contextlib.suppress(OSError, ValueError):  # closed already, as in a forked child
+                fcntl.flock(self.file, fcntl.LOCK_UN)  # at once, even if a child has the file open
+            self.file.close()

@@ -368,9 +368,7 @@ class LocalStorage:
 
     def turn(self, name: str) -> FileTurn:
         """A turn, which is a lock file; see `TakesTurns`."""
-        if not (name.isascii() and name.isalpha()):
-            raise InvalidArgumentError(f"{name!r} is not the name of a turn; names are letters")
-        with self._writing(name):
+        with self._writing(check_key(name)):
             self._make(self.path)  # the turn may be taken before the first object
             return FileTurn(f"{self._lock}-{name}")
 

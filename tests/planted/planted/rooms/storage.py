@@ -98,7 +98,7 @@ FAULTS = [
     Fault(
         "a-child-keeps-its-parents-lock",
         "storage/disk.py",
-        "_lock_files.add(file)",
+        "_lock_files.add(self.file)",
         "pass",
     ),
     Fault(
