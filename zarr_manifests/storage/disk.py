@@ -197,9 +197,7 @@ def _opened_inside(at: int, name: str, path: str) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
     except OSError as error:
-        if error.errno == errno.ELOOP or (
-            error.errno == errno.ENOTDIR and stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode)
-        ):
+        if stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
             raise link_refused(path) from error
         raise
 
