@@ -415,12 +415,10 @@ class LocalStorage:
         return count
 
     def sync(self, keys: Iterable[str]) -> None:
-        folders: dict[str, None] = {}
+        folders: set[str] = set()
         for key in keys:
-            path = self._prefix + check_key(key)
-            with translated(path):
-                self._sync_file(key)
-            folders[os.path.dirname(path)] = None
+            self._sync_file(check_key(key))
+            folders.add(os.path.dirname(self._prefix + key))
         with translated(self.path):
             self._sync_folders(folders)
 
@@ -533,14 +531,14 @@ class LocalStorage:
 
         Each folder contains a file that the caller has just written or found.
         """
-        settled, due = self._settled(), dict.fromkeys(folders)
+        settled, due = self._settled(), set(folders)
         unsettled: set[str] = set()
         for folder in tuple(due):
             # A folder at or below the root is known only once this storage has flushed it.
             while folder not in settled | unsettled and len(folder) >= len(self.path):
                 unsettled.add(folder)
                 folder = os.path.dirname(folder)
-                due[folder] = None
+                due.add(folder)
         for folder in sorted(due, reverse=True):  # deepest first
             try:
                 self._disk.fsync_dir(folder)
@@ -550,10 +548,9 @@ class LocalStorage:
         settled |= unsettled
 
     def _settled(self) -> set[str]:
-        try:
+        removals = 0
+        with contextlib.suppress(FileNotFoundError):
             removals = os.stat(self._lock).st_size
-        except FileNotFoundError:
-            removals = 0
         if self._known[0] != removals:
             # A new set: what other threads add to the old one is no longer known.
             self._known = removals, {"/"}
