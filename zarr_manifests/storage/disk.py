@@ -33,7 +33,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from io import FileIO
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakSet
 
 from zarr_manifests.errors import (
@@ -288,12 +288,11 @@ def file_instead(root: str) -> str | None:
 # --- changing the disk -----------------------------------------------------------------------
 
 
-class Temp:
-    """A temporary file being written: its descriptor, and its path, None once it is renamed."""
+class Temp(NamedTuple):
+    """A temporary file being written: its descriptor, and its path until it is renamed."""
 
-    def __init__(self, fd: int, path: str) -> None:
-        self.fd = fd
-        self.path: str | None = path
+    fd: int
+    path: str
 
 
 class PosixDisk:
@@ -336,14 +335,11 @@ class PosixDisk:
 
     def link(self, temp: Temp, path: str) -> None:
         """Also give the temporary file the name `path`; `FileExistsError` if it is taken."""
-        assert temp.path is not None
         os.link(temp.path, path)
 
     def rename(self, temp: Temp, path: str) -> None:
         """Give the temporary file the name `path`, replacing an existing file."""
-        assert temp.path is not None
         os.rename(temp.path, path)
-        temp.path = None
 
     def unlink(self, path: str) -> None:
         """Remove the name `path`."""

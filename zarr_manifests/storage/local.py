@@ -472,7 +472,7 @@ class LocalStorage:
             yield temp
         finally:
             os.close(temp.fd)
-            if temp.path is not None:
+            with contextlib.suppress(OSError):  # it was renamed; or a collection removes it
                 self._disk.unlink(temp.path)
 
     def _create(self, path: str, data: bytes | memoryview, durable: bool) -> bool:

@@ -248,9 +248,8 @@ class DiskCache:
             self._disk.rename(temp, path)
         finally:
             os.close(temp.fd)
-            if temp.path is not None:
-                with contextlib.suppress(OSError):
-                    self._disk.unlink(temp.path)
+            with contextlib.suppress(OSError):  # it was renamed
+                self._disk.unlink(temp.path)
 
     def _failed(self, error: OSError) -> None:
         self._meter.add("disk_cache_failures")
