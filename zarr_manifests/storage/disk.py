@@ -133,12 +133,10 @@ def read_at(fd: int, start: int, length: int | None) -> bytes:
     if length is None or length > _UNCHECKED_READ_BYTES:
         rest = max(os.fstat(fd).st_size - start, 0)
         length = rest if length is None else min(rest, length)
-    data = os.pread(fd, min(length, _MOST_AT_ONCE), start)
-    parts = [data]
-    while data and (length := length - len(data)):
-        start += len(data)
-        data = os.pread(fd, min(length, _MOST_AT_ONCE), start)
+    parts: list[bytes] = []
+    while length and (data := os.pread(fd, min(length, _MOST_AT_ONCE), start)):
         parts.append(data)
+        start, length = start + len(data), length - len(data)
     return b"".join(parts)
 
 

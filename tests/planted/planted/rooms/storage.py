@@ -50,8 +50,8 @@ FAULTS = [
     Fault(
         "a-short-read-is-taken-for-the-end",
         "storage/disk.py",
-        "while data and (length := length - len(data)):",
-        "while False and (length := length - len(data)):",
+        "start, length = start + len(data), length - len(data)",
+        "start, length = start + len(data), 0",
     ),
     Fault(
         "writes-go-through-linked-folders",
