@@ -17,7 +17,6 @@ import base64
 import errno
 import json
 import os
-import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -25,7 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import batched, islice
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -200,9 +199,8 @@ def _staged(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """A path beside it for a file or a folder, which gets the name when the block ends well."""
     with translated(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(mkdtemp(prefix=TEMP_PREFIX, dir=path.parent))
-        new, old = place / "new", place / "old"
-        try:
+        with TemporaryDirectory(prefix=TEMP_PREFIX, dir=path.parent) as place:
+            new, old = Path(place, "new"), Path(place, "old")
             yield new
             _flush(new)
             try:
@@ -216,11 +214,10 @@ def _staged(path: Path, *, overwrite: bool) -> Iterator[Path]:
                 if error.errno not in _TAKEN:
                     raise
                 raise AlreadyExistsError(f"{path} exists; overwrite=True replaces it") from error
+            finally:
+                if old.exists() and not path.exists():
+                    old.rename(path)
             _DISK.fsync_dir(str(path.parent))
-        finally:
-            if old.exists() and not path.exists():
-                old.rename(path)
-            shutil.rmtree(place)
 
 
 def _flush(path: Path) -> None:
