@@ -84,6 +84,8 @@ _DISK: Final = PosixDisk()
 
 type _Put = Callable[[Batch], object]
 """Writes keys with their bytes."""
+type _Target = AbstractContextManager[tuple[str, _Put]]
+"""A block in which an export is written: what the place is called, and how to write there."""
 
 
 def export(
@@ -140,7 +142,7 @@ def export(
     )
 
 
-def _copy(source: SnapshotSource, target: AbstractContextManager[tuple[str, _Put]]) -> str:
+def _copy(source: SnapshotSource, target: _Target) -> str:
     """Write chunks and documents, that of the root last; what the target is called."""
     documents = source.documents()
     with target as (name, put):
@@ -257,7 +259,7 @@ def _zip(source: SnapshotSource, dest: Any, overwrite: bool) -> Iterator[tuple[s
 
 def _zarr(
     source: SnapshotSource, dest: Any, options: Mapping[str, object] | None, overwrite: bool
-) -> AbstractContextManager[tuple[str, _Put]]:
+) -> _Target:
     """The folder, bucket or store that a path, a URL, a storage or a store of Zarr means."""
     storage: Any = None
     if isinstance(dest, Store):
@@ -300,11 +302,7 @@ def _in_folder(source: SnapshotSource, dest: str, overwrite: bool) -> Iterator[t
         yield str(path), put
 
 
-def _in_bucket(
-    source: SnapshotSource, storage: ObjectStorage, overwrite: bool
-) -> AbstractContextManager[tuple[str, _Put]]:
-    if storage.place.read_only:
-        raise UnsupportedStorageError(f"{storage.url} can only be read")
+def _in_bucket(source: SnapshotSource, storage: ObjectStorage, overwrite: bool) -> _Target:
     if isinstance(source.storage, ObjectStorage):
         _check_apart(storage.url, source.storage.url, storage.url)
 
@@ -315,9 +313,7 @@ def _in_bucket(
     return _marked(source, storage.url, there, put, storage.delete_files, overwrite)
 
 
-def _in_store(
-    source: SnapshotSource, store: Store, overwrite: bool
-) -> AbstractContextManager[tuple[str, _Put]]:
+def _in_store(source: SnapshotSource, store: Store, overwrite: bool) -> _Target:
     name = str(store).partition("\n")[0]
 
     def delete(keys: Iterable[str]) -> None:
