@@ -124,8 +124,7 @@ class ObjectStorage:
         # Written by this object and not passed to `sync` yet: these are known to exist.
         self._written: dict[str, bool] = {}
         self._deletes_many = True
-        self._probe_is_new: bool | None = None  # None if that is not known
-        self._creates_once = False  # the store has refused to create the probe again
+        self._probed: list[Any] = []  # what came of creating the probe early
         storage_class = options.get("storage_class")
         self._attributes = storage_class and {"Storage-Class": storage_class}
 
@@ -398,7 +397,7 @@ class ObjectStorage:
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         check_key(key)
-        if self._is_due:
+        if self._ignored is None:
             await asyncio.to_thread(self.end_proof)
         self.end_proof()
         found = await self._answer_async(self._putting(key, data, "create", "put_async"))
@@ -519,40 +518,37 @@ class ObjectStorage:
     # --- whether the store respects conditions -------------------------------------------------
 
     @property
-    def _is_due(self) -> bool:
-        """Whether it is neither promised by the provider nor tested yet."""
-        name = self.place, self._endpoint
-        return not self.place.promises_conditions(self._endpoint) and name not in _IGNORED
-
-    @property
-    def _ignored(self) -> str:
-        """The condition that the store ignores; empty if none is known."""
-        return _IGNORED.get((self.place, self._endpoint), "")
+    def _ignored(self) -> str | None:
+        """The condition that the store ignores, empty if there is none; None if a test is due."""
+        if self.place.promises_conditions(self._endpoint):
+            return ""
+        return _IGNORED.get((self.place, self._endpoint))
 
     @property
     def _is_known_to_create_once(self) -> bool:
         """Whether that is known, even if the proof has not ended."""
-        return self._creates_once if self._is_due else not self._ignored
+        if self._ignored is None:
+            return any(isinstance(one, Failure) for one in self._probed)
+        return not self._ignored
 
     def begin_proof(self) -> bool:
         """Begin the proof, if one is due; return whether what exists is not created again.
 
         A failure decides nothing: `end_proof` begins again.
         """
-        if self._is_due and not self.place.read_only:
-            found = SYSTEM.parallel([self._create_probe, self._create_probe])
-            there = [isinstance(one, Failure) and one.kind == "exists" for one in found]
-            if all(there) or not all(isinstance(one, Failure) for one in found):
-                self._probe_is_new = not all(there)
-            self._creates_once = any(there)
+        if self._ignored is None and not self.place.read_only:
+            found = SYSTEM.parallel([self._probing("create")] * 2)
+            self._probed = [
+                one for one in found if not isinstance(one, Failure) or one.kind == "exists"
+            ]
         return self._is_known_to_create_once
 
     def end_proof(self) -> None:
         """Raise `UnsupportedStorageError` if the store ignores conditions."""
         self._refuse_read_only()
-        if self._is_due:
+        if self._ignored is None:
             with _TESTING:  # a second caller waits for the first
-                if self._is_due:
+                if self._ignored is None:
                     _IGNORED[self.place, self._endpoint] = self._find_ignored()
         if self._ignored:
             raise UnsupportedStorageError(
@@ -563,29 +559,21 @@ class ObjectStorage:
 
     def withdraw_proof(self) -> None:
         """Delete the probe if `begin_proof` has made it."""
-        is_new, self._probe_is_new = self._probe_is_new, None
-        if is_new:
+        probed, self._probed = self._probed, []
+        if not all(isinstance(one, Failure) for one in probed):
             self._delete_one(_PROBE_KEY)
 
-    def _create_probe(self) -> Any:
-        return self._repeat(self._putting(_PROBE_KEY, _PROBE, "create"))
+    def _probing(self, mode: Any) -> partial[Any]:
+        return partial(self._repeat, self._putting(_PROBE_KEY, _PROBE, mode))
 
     def _find_ignored(self) -> str:
         """The header that the store ignores; empty if it respects them."""
-        if self._probe_is_new is None:
-            found = self._create_probe()
-            if isinstance(found, Failure) and self._ignores(found, "exists"):
-                return "If-None-Match"
-            self._probe_is_new = not isinstance(found, Failure)
-        is_new, self._probe_is_new = self._probe_is_new, None
+        create = self._probing("create")
+        probed = self._probed or [create()]
         stale = self._version(f"1 {_NO_SUCH_ETAG}" if self.place.kind == "gs" else _NO_SUCH_ETAG)
-        calls: list[Callable[[], Any]] = [
-            partial(self._repeat, self._putting(_PROBE_KEY, _PROBE, stale))
-        ]
-        if is_new and not self._creates_once:
-            calls.append(self._create_probe)
-        swapped, *again = SYSTEM.parallel(calls)
-        if again and self._ignores(again[0], "exists"):
+        again = [] if any(isinstance(one, Failure) for one in probed) else [create]
+        swapped, *created = SYSTEM.parallel([self._probing(stale), *again])
+        if all(self._ignores(one, "exists") for one in (*probed, *created)):
             return "If-None-Match"
         # It is absent if another process has made it, and has withdrawn it since.
         return "If-Match" if self._ignores(swapped, "exists", "changed", "absent") else ""
