@@ -33,7 +33,7 @@ import dataclasses
 import hashlib
 import itertools
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any, Final
@@ -76,6 +76,11 @@ from zarr_manifests.storage.protocol import (
     plain_etag,
 )
 
+type _Call = Callable[[Any], Any]
+"""A request, given the library."""
+type _Read = tuple[bytes, Version] | None
+"""Bytes of an object and its version; None if it is another than the known one."""
+
 _READ_ONLY: Final = replace(REMOTE_CAPABILITIES, cas=False)
 _MOST_OFFSET: Final = 2**63 - 1
 _MOST_SECONDS: Final = 253_402_300_798  # the year 9999
@@ -84,6 +89,9 @@ _DELETED: Final = 256  # more at once, and some servers answer for part of them 
 _LISTED_FROM: Final = 8
 _DELETED_SINGLY: Final = 16
 _NO_BULK: Final = (400, 405, 501)
+_OF_VERSIONS: Final = {"beyond": (b"", Version()), "changed": None}
+_REFUSED: Final = dict.fromkeys(("exists", "changed", "absent", "contended"))
+"""What a failure of a read, and of a swap, means."""
 _REMEMBERED: Final = 200_000
 _ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
@@ -155,7 +163,7 @@ class ObjectStorage:
                     self._clients[at] = made
         return self._clients[at]
 
-    def _answer(self, call: Callable[[Any], Any]) -> Any:
+    def _answer(self, call: _Call) -> Any:
         """Return what the call returns, or the `Failure` it ended with."""
         obstore = library()
         with calling(self._gate) as turn:
@@ -166,18 +174,7 @@ class ObjectStorage:
             except (obstore.exceptions.BaseError, OSError, ValueError, RuntimeError) as error:
                 return failure_of(error, self.place.kind)
 
-    async def _answer_async(self, call: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Like `_answer`."""
-        obstore = library()
-        with calling(self._gate) as turn:
-            try:
-                if turn is not None:
-                    await asyncio.wrap_future(turn)
-                return await call(obstore)
-            except (obstore.exceptions.BaseError, OSError, ValueError, RuntimeError) as error:
-                return failure_of(error, self.place.kind)
-
-    def _repeat(self, call: Callable[[Any], Any]) -> Any:
+    def _repeat(self, call: _Call) -> Any:
         """Like `_answer`, again for a while if that may help; only for what may be done twice.
 
         It makes at least two attempts, since the first one may have taken all the time.
@@ -194,12 +191,33 @@ class ObjectStorage:
                     break
         return found
 
-    def _ask(self, doing: str, key: str, call: Callable[[Any], Any]) -> Any:
-        """Like `_repeat`; errors are raised outside of the client's, so not chained to it."""
-        found = self._repeat(call)
-        if isinstance(found, Failure):
-            raise storage_error(found, doing, key, self.url)
-        return found
+    def _ask(self, doing: str, key: str, call: _Call, **means: Any) -> Any:
+        """Like `_repeat`, but raise an error for a failure, unless its kind means a result."""
+        return self._meant(self._repeat(call), doing, key, means)
+
+    async def _ask_async(
+        self, doing: str, key: str, call: _Call, again: Callable[[], Any], **means: Any
+    ) -> Any:
+        """Like `_ask`; if it may help to ask again, that is done by `again`, in a thread."""
+        obstore, found = library(), None
+        with calling(self._gate) as turn:
+            try:
+                if turn is not None:
+                    await asyncio.wrap_future(turn)
+                found = await call(obstore)
+            except (obstore.exceptions.BaseError, OSError, ValueError, RuntimeError) as error:
+                found = failure_of(error, self.place.kind)
+        if self._is_passing(found):
+            return await asyncio.to_thread(again)
+        return self._meant(found, doing, key, means)
+
+    def _meant(self, found: Any, doing: str, key: str, means: dict[str, Any]) -> Any:
+        """What was found; errors are raised outside of the client's, so not chained to it."""
+        if not isinstance(found, Failure):
+            return found
+        if found.kind in means:
+            return means[found.kind]
+        raise storage_error(found, doing, key, self.url)
 
     def _is_passing(self, found: Any) -> bool:
         """Whether the answer was lost, or another request to the same object was running.
@@ -211,41 +229,24 @@ class ObjectStorage:
     # --- reading -----------------------------------------------------------------------------
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        check_range(start, length)
-        check_key(key)
-        if length == 0:
-            self.head(key)
-            return b""
-
-        def get(obstore: Any) -> bytes:
-            if length is None:
-                options = {"range": {"offset": start}} if start else None
-                return bytes(obstore.get(self._client(), key, options=options).bytes())
-            end = min(start + length, _MOST_OFFSET)
-            return bytes(obstore.get_range(self._client(length), key, start=start, end=end))
-
-        return self._bytes_of(self._repeat(get), key)
+        found = self.get_version(check_key(key), start, length, Version())
+        return b"" if found is None else found[0]
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)
         check_key(key)
         if not length:
             return await asyncio.to_thread(self.get, key, start, length)
-        end = min(start + length, _MOST_OFFSET)
-
-        found = await self._answer_async(
-            lambda obstore: obstore.get_range_async(self._client(length), key, start=start, end=end)
+        span = {"start": start, "end": min(start + length, _MOST_OFFSET)}
+        found = await self._ask_async(
+            "read",
+            key,
+            # One call instead of two, as for a version, which take longer in an event loop.
+            lambda obstore: obstore.get_range_async(self._client(length), key, **span),
+            partial(self.get, key, start, length),
+            beyond=b"",
         )
-        if self._is_passing(found):
-            return await asyncio.to_thread(self.get, key, start, length)
-        return self._bytes_of(found if isinstance(found, Failure) else bytes(found), key)
-
-    def _bytes_of(self, found: bytes | Failure, key: str) -> bytes:
-        if isinstance(found, bytes):
-            return found
-        if found.kind == "beyond":
-            return b""
-        raise storage_error(found, "read", key, self.url)
+        return bytes(found)
 
     def get_tagged(self, key: str) -> Tagged:
         check_key(key)
@@ -334,9 +335,7 @@ class ObjectStorage:
 
     # --- objects of others -------------------------------------------------------------------
 
-    def get_version(
-        self, name: str, start: int, length: int, known: Version
-    ) -> tuple[bytes, Version] | None:
+    def get_version(self, name: str, start: int, length: int | None, known: Version) -> _Read:
         """Return bytes of the object, and its version; None if it is another than the known one.
 
         One request asks for both. The store compares as far as HTTP can, and may ignore the
@@ -350,11 +349,10 @@ class ObjectStorage:
             answer = obstore.get(self._client(length), name, options=options)
             return bytes(answer.bytes())[:length], _version_of(answer.meta)
 
-        return self._version_read(self._repeat(get), name)
+        found: _Read = self._ask("read", name, get, **_OF_VERSIONS)
+        return found
 
-    async def get_version_async(
-        self, name: str, start: int, length: int, known: Version
-    ) -> tuple[bytes, Version] | None:
+    async def get_version_async(self, name: str, start: int, length: int, known: Version) -> _Read:
         """Like `get_version`."""
         check_range(start, length)
         check_name(name)
@@ -364,21 +362,9 @@ class ObjectStorage:
             answer = await obstore.get_async(self._client(length), name, options=options)
             return bytes(await answer.bytes_async())[:length], _version_of(answer.meta)
 
-        found = await self._answer_async(get)
-        if self._is_passing(found):
-            return await asyncio.to_thread(self.get_version, name, start, length, known)
-        return self._version_read(found, name)
-
-    def _version_read(
-        self, found: tuple[bytes, Version] | Failure, name: str
-    ) -> tuple[bytes, Version] | None:
-        if not isinstance(found, Failure):
-            return found
-        if found.kind == "beyond":
-            return b"", Version()
-        if found.kind == "changed":
-            return None
-        raise storage_error(found, "read", name, self.url)
+        again = partial(self.get_version, name, start, length, known)
+        found: _Read = await self._ask_async("read", name, get, again, **_OF_VERSIONS)
+        return found
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -393,28 +379,24 @@ class ObjectStorage:
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         check_key(key)
         self.end_proof()
-        return self._created(self._repeat(self._putting(key, data, "create")), key, durable=durable)
+        made = self._ask("write", key, self._putting(key, data, "create"), exists=False)
+        return self._noted(made, key, durable=durable)
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         check_key(key)
         if self._ignored is None:
             await asyncio.to_thread(self.end_proof)
         self.end_proof()
-        found = await self._answer_async(self._putting(key, data, "create", "put_async"))
-        if self._is_passing(found):
-            found = await asyncio.to_thread(self._repeat, self._putting(key, data, "create"))
-        return self._created(found, key, durable=durable)
+        put, again = self._putting(key, data, "create", "put_async"), partial(self.create, key)
+        made = await self._ask_async("write", key, put, partial(again, data), exists=False)
+        return self._noted(made, key, durable=durable)
 
-    def _created(self, found: Any, key: str, *, durable: bool) -> bool:
-        if isinstance(found, Failure) and found.kind != "exists":
-            raise storage_error(found, "write", key, self.url)
+    def _noted(self, made: Any, key: str, *, durable: bool) -> bool:
         if not durable and len(self._written) < _REMEMBERED:
             self._written[key] = True
-        return not isinstance(found, Failure)
+        return made is not False
 
-    def _putting(
-        self, key: str, data: bytes | memoryview, mode: Any, how: str = "put"
-    ) -> Callable[[Any], Any]:
+    def _putting(self, key: str, data: bytes | memoryview, mode: Any, how: str = "put") -> _Call:
         """A request that writes an object; `mode` is `"create"`, `"overwrite"` or a condition."""
         options = {"mode": mode, "use_multipart": False, "attributes": self._attributes}
         return lambda obstore: getattr(obstore, how)(self._client(len(data)), key, data, **options)
@@ -438,10 +420,8 @@ class ObjectStorage:
             return None
         put = self._putting(key, data, mode)
         found = self._repeat(put) if mode == "create" else self._answer(put)
-        if isinstance(found, Failure):
-            if found.kind in ("exists", "changed", "absent", "contended"):
-                return None
-            raise storage_error(found, "write", key, self.url)
+        if self._meant(found, "write", key, _REFUSED) is None:
+            return None
         if then_create is not None:
             # The swap has succeeded, and is not affected by a failure here.
             then = partial(self._repeat, self._putting(*then_create, "create"))
@@ -459,8 +439,7 @@ class ObjectStorage:
             for key in batch:
                 self._written.pop(key, None)
             if self._deletes_many:
-                due = list(batch)
-                found = self._repeat(lambda obstore: obstore.delete(self._client(), due))  # noqa: B023
+                found = self._repeat(self._deleting(batch, singly=False))
                 if not isinstance(found, Failure):
                     continue
                 if found.kind not in ("absent", "other"):
@@ -471,9 +450,10 @@ class ObjectStorage:
                 SYSTEM.parallel([partial(self._delete_one, key) for key in some])
 
     def _delete_one(self, key: str) -> None:
-        found = self._repeat(lambda obstore: obstore.delete(self._client(singly=True), [key]))
-        if isinstance(found, Failure) and found.kind != "absent":
-            raise storage_error(found, "delete", key, self.url)
+        self._ask("delete", key, self._deleting([key], singly=True), absent=None)
+
+    def _deleting(self, keys: Sequence[str], *, singly: bool) -> _Call:
+        return lambda obstore: obstore.delete(self._client(singly=singly), keys)
 
     def sync(self, keys: Iterable[str]) -> None:
         folders: dict[str, set[str]] = {}
@@ -635,14 +615,15 @@ def check_name(name: str) -> str:
     return name
 
 
-def _conditional(start: int, length: int, known: Version) -> dict[str, Any]:
+def _conditional(start: int, length: int | None, known: Version) -> dict[str, Any]:
     """Options of a request for a byte range, if the object is still the known version.
 
     A weak etag never matches in a condition, so it is not sent. At least a byte is asked for, since
     there is no empty range.
     """
-    end = min(start + max(length, 1), _MOST_OFFSET)
-    options: dict[str, Any] = {"range": (start, end)}
+    options: dict[str, Any] = {"range": {"offset": start}} if start else {}
+    if length is not None:
+        options["range"] = start, min(start + max(length, 1), _MOST_OFFSET)
     if known.etag is not None and not known.etag.startswith("W/"):
         options["if_match"] = f'"{plain_etag(known.etag)}"'
     elif known.modified_ms is not None:
