@@ -93,7 +93,6 @@ _OF_VERSIONS: Final = {"beyond": (b"", Version()), "changed": None}
 _REFUSED: Final = dict.fromkeys(("exists", "changed", "absent", "contended"))
 """What a failure of a read, and of a swap, means."""
 _REMEMBERED: Final = 200_000
-_ALPHABET: Final = "-./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
 _PROBE_KEY: Final = ".probe"  # not a valid key, so it is no object and never listed
 _PROBE: Final = (
@@ -283,7 +282,7 @@ class ObjectStorage:
 
     def _list(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
         last = ""
-        for meta in self._listed(prefix, max(after if is_key(after) else "", _just_before(prefix))):
+        for meta in self._listed(prefix, max(after if is_key(after) else "", _before(prefix))):
             key = meta["path"]
             if key > prefix and not key.startswith(prefix):
                 return
@@ -469,7 +468,7 @@ class ObjectStorage:
 
     def _check_listed(self, folder: str, keys: set[str]) -> None:
         """Like `head` for each of the keys, with as few requests as the listing takes."""
-        last, listed = max(keys), self.list(f"{folder}/", after=_just_before(min(keys)))
+        last, listed = max(keys), self.list(f"{folder}/", after=_before(min(keys)))
         found = {info.key for info in itertools.takewhile(lambda info: info.key <= last, listed)}
         missing = sorted(keys - found)
         if missing:
@@ -585,14 +584,9 @@ def _info(key: str, meta: Any) -> ObjectInfo:
     return ObjectInfo(key, meta["size"], int(meta["last_modified"].timestamp()) * 1000)
 
 
-def _just_before(prefix: str) -> str:
-    """A name just before all keys with this prefix; empty if there is none."""
-    if not prefix or prefix.endswith("/"):
-        return ""  # the listing covers just the folder anyway
-    head, at = prefix[:-1], _ALPHABET.index(prefix[-1])
-    if at and _ALPHABET[at - 1] == "/" and (not head or head.endswith("/")):
-        at -= 1  # a segment is never empty
-    return head + _ALPHABET[at - 1] + "z" * 8 if at else head.rstrip("/")
+def _before(prefix: str) -> str:
+    """A name before all keys with this prefix; empty for a folder, which is listed whole."""
+    return prefix[:-1].rstrip("/") if prefix.rpartition("/")[2] else ""
 
 
 # --- versions of objects that others write -----------------------------------------------------
