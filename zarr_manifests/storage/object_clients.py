@@ -313,7 +313,6 @@ _ENDPOINT_VARIABLES: Final = {
 }
 _RUNNING: Final[set[object]] = set()
 _FORKED: Final[list[bool]] = []
-_imported: Final = functools.cache(importlib.import_module)
 
 
 def _mark_child() -> None:
@@ -353,7 +352,7 @@ def library() -> Any:
             "threads are missing there, and a request would wait forever. Start processes by the "
             "method 'spawn' or 'forkserver', as by multiprocessing.set_start_method('spawn')"
         )
-    return _imported(_NAME)
+    return importlib.import_module(_NAME)
 
 
 # --- running calls ---------------------------------------------------------------------------
@@ -570,9 +569,7 @@ class Endpoint:
             config["virtual_hosted_style_request"] = options.get("virtual_hosted")
             config["disable_bulk_delete"] = singly or None
         settings["config"] = {name: said for name, said in config.items() if said is not None}
-        settings |= {"prefix": self.prefix or None}
-        if provide is not None:
-            settings["credential_provider"] = provide
+        settings |= {"prefix": self.prefix or None, "credential_provider": provide}
         make = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[self.kind]
         return make(self.bucket, **settings)
 
@@ -633,7 +630,8 @@ _ANSWER: Final = b"HTTP/1.1 421 Refused\r\nContent-Length: 0\r\nConnection: clos
 _READ_BYTES: Final = 64 * 1024
 _READ_S: Final = 2.0
 _DRAINS: Final = 100
-_HOST: Final = re.compile(r"[a-z0-9._:\[\]-]{1,255}")
+_ASKED: Final = re.compile(rb"(?:CONNECT |\w+ https?://)(?:[^/?# ]*@)?([\w.:\[\]-]{1,255})[/?# ]")
+"""The host that a request to a proxy is for, without a user and a password."""
 _OWN: Final = {"s3": "amazonaws.com", "gs": "googleapis.com", "az": "blob.core.windows.net"}
 # Sources of credentials: services of the machine, the providers' own, and these variables' hosts.
 _SOURCES: Final = {
@@ -696,12 +694,8 @@ def _refuse_all(server: socket.socket) -> None:
 
 
 def _refuse(connection: socket.socket) -> None:
-    line = connection.recv(_READ_BYTES).split(b"\r\n", 1)[0].decode(errors="replace")
-    method, _, rest = line.partition(" ")
-    target = rest.partition(" ")[0]
-    host = target if method == "CONNECT" else urllib.parse.urlsplit(target).netloc
-    host = host.rpartition("@")[2].lower()
-    _REFUSED[-1] = host if _HOST.fullmatch(host) else "unnamed"
+    asked = _ASKED.match(connection.recv(_READ_BYTES))
+    _REFUSED[-1] = asked[1].decode().lower() if asked else "unnamed"
     connection.sendall(_ANSWER)
     connection.shutdown(socket.SHUT_WR)
     for _ in range(_DRAINS):  # unread bytes would reset the connection before the answer
