@@ -39,7 +39,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib
 import importlib.util
 import inspect
 import ipaddress
@@ -52,10 +51,8 @@ import urllib.parse
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pkgutil import resolve_name
 from types import FunctionType
 from typing import Any, Final, cast
@@ -128,7 +125,7 @@ def reference_to(credentials: Callable[[], object]) -> str:
     """
     module, name = (getattr(credentials, each, "") for each in ("__module__", "__qualname__"))
     reference, found = f"{module}:{name}", None
-    with suppress(*_NOT_FOUND):
+    with contextlib.suppress(*_NOT_FOUND):
         found = resolve_name(reference)
     if found is not credentials:
         raise InvalidArgumentError(
@@ -147,7 +144,7 @@ def function_named(reference: str) -> Callable[[], object]:
         If this process has none of that name.
     """
     found: Any = None
-    with suppress(*_NOT_FOUND):
+    with contextlib.suppress(*_NOT_FOUND):
         found = resolve_name(reference)
     if not callable(found):
         raise InvalidArgumentError(
@@ -678,7 +675,7 @@ def _refusing_port() -> int:
     """The port of a proxy in this process that refuses every request; 0 is unreachable, too."""
     try:
         server = socket.create_server(("127.0.0.1", 0))
-        SYSTEM.later(0.0, partial(_refuse_all, server))
+        SYSTEM.later(0.0, functools.partial(_refuse_all, server))
     except (OSError, RuntimeError):  # no descriptor, or no thread
         return 0
     return int(server.getsockname()[1])

@@ -329,8 +329,7 @@ class ObjectStorage:
 
     def names(self) -> Iterator[str]:
         """The names of all objects, in order, whether or not they are valid keys."""
-        paths = (meta["path"] for meta in self._listed("", ""))
-        return (path for path in paths if not path.startswith("."))
+        return (info.key for info in self.files() if not info.key.startswith("."))
 
     # --- objects of others -------------------------------------------------------------------
 
@@ -569,10 +568,8 @@ class ObjectStorage:
         if self.place.read_only:
             why = "was opened read-only; open it for writing"
             if self.place.kind == "http":
-                why = (
-                    "can only be read; to write, use the address of the object store itself, such "
-                )
-                why += "as s3://bucket/prefix"
+                why = "can only be read; to write, use the address of the object store itself, "
+                why += "such as s3://bucket/prefix"
             raise UnsupportedStorageError(f"{self.url} {why}")
 
 
@@ -647,10 +644,9 @@ def copier_within(source: Storage, storage: Storage) -> Callable[[str, int], Non
     if not (isinstance(one, ObjectStorage) and isinstance(other, ObjectStorage)):
         return None
     here, there = (dataclasses.replace(each.place, prefix="") for each in (one, other))
-    bucket = ObjectStorage(here)
-    given = one.place.store is not None or other.place.store is not None
-    if one.place.kind == "http" or given or here != there:
+    if here != there or here.kind == "http" or here.store or there.store:
         return None
+    bucket = ObjectStorage(here)
 
     def copy(key: str, nbytes: int) -> None:
         names = [f"{at.prefix}/{key}".lstrip("/") for at in (one.place, other.place)]
