@@ -502,13 +502,12 @@ class Endpoint:
         """Timeouts and retries, where the options leave them as they are by default."""
         given: dict[str, Any] = dict(self.options)
         usual, tries = PATIENCE, given.get("retries", PATIENCE.tries)
-        longest_s = tries * usual.longest_wait_s if "retries" in given else 0.0
         return replace(
             usual,
             connect_s=given.get("connect_timeout_s", usual.connect_s),
             request_s=given.get("timeout_s", usual.request_s),
             tries=tries,
-            tries_s=max(usual.tries_s, longest_s),
+            tries_s=max(usual.tries_s, tries * usual.longest_wait_s),
         )
 
     @property
