@@ -97,24 +97,23 @@ class SnapshotSource:
             raise NotFoundError(
                 f"there is no group or array {absolute(self.path)!r} in snapshot {self.snapshot_id}"
             )
-        self.nodes = [found[path] for path in sorted(found)]
+        self.nodes = {path: found[path] for path in sorted(found)}
 
     def documents(self) -> Batch:
         """Documents by key. Those of members come before those of their group; the root is last."""
         found = {
             self.relative(join(node.path, name)): document
-            for node in self.nodes
+            for node in self.nodes.values()
             for name, document in node.documents.items()
         }
         # Documents that the one beside them hides are entries of their own.
         found |= dict(chain.from_iterable(self._batches(hidden=True)))
-        nodes = {node.path: node for node in self.nodes}
-        found |= {self.relative(key): document for key, document in consolidated(nodes)}
+        found |= {self.relative(key): document for key, document in consolidated(self.nodes)}
         return sorted(found.items(), key=_members_first)
 
     def tables(self, *, hidden: bool = False) -> Iterator[tuple[Node, ChunkTable]]:
         """Arrays and opaque entries that have chunks, with their refs; or the hidden entries."""
-        for node in self.nodes:
+        for node in self.nodes.values():
             if node.kind is NodeKind.GROUP or _is_hidden(node) is not hidden:
                 continue
             table = self.contents.guarded(partial(self.contents.chunks, node))

@@ -114,7 +114,7 @@ def export(
     if format != "zarr":
         refuse_options("a local place", storage_options)
     source = SnapshotSource(contents, path, _ICECHUNK_KEYS if format == "icechunk" else None)
-    within = {absolute(node.path) for node in source.nodes}
+    within = {absolute(path) for path in source.nodes}
     arrays = totals_of(contents.view).arrays
     expect("chunks", sum(array.chunks for array in arrays if array.path in within))
     kept = None
@@ -127,7 +127,7 @@ def export(
     else:
         name = _copy(source, _zarr(source, dest, storage_options, overwrite))
     expect("chunks", source.count)  # before, only a bound was known
-    kinds = [node.kind for node in source.nodes]
+    kinds = [node.kind for node in source.nodes.values()]
     return ExportReport(
         format=format,
         dest=name,
@@ -550,7 +550,7 @@ def _to_icechunk(
 def _icechunk_documents(source: SnapshotSource) -> Batch:
     """The documents, with the chunk keys that icechunk knows."""
     found = []
-    for node in source.nodes:
+    for node in source.nodes.values():
         if V3_DOCUMENT not in node.documents:
             what = "is of Zarr v2" if node.documents else "is neither a group nor an array"
             raise UnsupportedFormatError(
