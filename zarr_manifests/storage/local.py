@@ -102,7 +102,6 @@ from zarr_manifests.storage.protocol import (
 RESERVE_BYTES: Final = 256 * 1024
 """Disk space kept for an expiry and a collection: enough for their roots, archives and pages."""
 
-_CAPABILITIES = Capabilities(inline=True, durable=True, shared=True, turns=True)
 _ABSENT = FileNotFoundError, NotADirectoryError
 _A_TURN = 64  # objects or folders removed while others wait for the lock
 # What will be synced later; from this size on it pays to begin writing at once.
@@ -146,6 +145,8 @@ class LocalStorage:
     (True, False, b'hello')
     """
 
+    capabilities: Final = Capabilities(inline=True, durable=True, shared=True, turns=True)
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -184,10 +185,6 @@ class LocalStorage:
     @property
     def url(self) -> str:
         return "file://" + urllib.parse.quote(os.fsencode(self.path))
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return _CAPABILITIES
 
     # --- reading -----------------------------------------------------------------------------
 
