@@ -168,14 +168,12 @@ def provider(
     fault : str
         The key in `FAULTS` for when it raises.
     """
-    ask: Any = None if isinstance(credentials, type) else credentials
+    made: Any = functools.cache(credentials) if isinstance(credentials, type) else None
 
     def provide() -> dict[str, Any]:
-        nonlocal ask
         failed = False
         try:
-            ask = credentials() if ask is None else ask
-            found = ask()
+            found = made()() if made else credentials()
             found = _awaited(found) if inspect.iscoroutine(found) else found
         except Exception:  # noqa: BLE001 - whatever it raises may contain a secret
             failed = True  # so that the error below does not have that one as its context
