@@ -24,11 +24,11 @@ from zarr_manifests.format.records import (
     MOST_BLOB_BYTES,
     BlobRef,
     CommitId,
+    ListRecord,
     MetadataObject,
     Number,
     ObjectKind,
     Record,
-    Row,
     TimeMs,
     are,
     are_counts,
@@ -285,7 +285,7 @@ def _check(sound: bool) -> None:
 _MOST_LEVELS: Final = 16
 
 
-class HistoryPageRef(Row, frozen=True):
+class HistoryPageRef(ListRecord, frozen=True):
     """Pointer to a page of entries, or to a page that names further pages.
 
     Parameters

@@ -24,11 +24,11 @@ from zarr_manifests.format.records import (
     MAX_NUMBER,
     STORED,
     BlobRef,
+    ListRecord,
     NodeId,
     Number,
     ObjectKind,
     Record,
-    Row,
     are,
     check_numbers,
     check_texts,
@@ -63,7 +63,7 @@ type Place = tuple[Number, Number, Number, Number]
 """Where a table is: offset, length and crc32c of its block in the object, and its number there."""
 
 
-class Part(Row, frozen=True):
+class Part(ListRecord, frozen=True):
     """Directory entry of one chunk table: node, box and number of rows."""
 
     node_id: NodeId
@@ -312,7 +312,7 @@ def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place,
     return frame(ObjectKind.MANIFEST, STORED, len(payload), payload), tuple(places)
 
 
-class _Blocks(Record, frozen=True):
+class _StoredBlocks(Record, frozen=True):
     """Blocks of a manifest, still packed, each with the directory of its tables."""
 
     blocks: tuple[tuple[tuple[Part, ...], bytes], ...] = ()
@@ -321,7 +321,7 @@ class _Blocks(Record, frozen=True):
 def _of_blocks(payload: Any, most: int) -> Manifest:
     """The manifest of these blocks, whose tables have together at most so many bytes."""
     found: list[tuple[Part, bytes]] = []
-    for parts, data in record(_Blocks, payload, "manifest").blocks:
+    for parts, data in record(_StoredBlocks, payload, "manifest").blocks:
         tables = Block.parse(data, min(most, MAX_EXPANSION * len(data))).tables
         most -= sum(map(len, tables))
         if len(tables) != len(parts):

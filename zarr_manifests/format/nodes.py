@@ -49,11 +49,11 @@ from zarr_manifests.format.manifest import NO_TABLES, Manifest, ManifestRef
 from zarr_manifests.format.records import (
     BlobRef,
     CommitId,
+    ListRecord,
     MetadataObject,
     NodeId,
     Number,
     ObjectKind,
-    Row,
     check_numbers,
     check_texts,
 )
@@ -84,7 +84,7 @@ class Counted:
     """The count is a total, not a change: older counts of the node no longer apply."""
 
 
-class Count(Row, frozen=True):
+class Count(ListRecord, frozen=True):
     """Chunks and bytes of one node: a total, or a change, which may be negative.
 
     `counted` is a sum of the flags in `Counted`.
@@ -141,7 +141,7 @@ class NodeKind(IntEnum):
     OPAQUE = 2
 
 
-class Node(Row, frozen=True, dict=True):
+class Node(ListRecord, frozen=True, dict=True):
     """A node of the hierarchy.
 
     Parameters
@@ -205,7 +205,7 @@ class Node(Row, frozen=True, dict=True):
         return [join(self.path, name) for name in self.documents]
 
 
-class NodePage(Row, frozen=True):
+class NodePage(ListRecord, frozen=True):
     """Pointer to a page of a base: the nodes in a range of paths, their leaves and counts.
 
     Parameters
@@ -256,7 +256,7 @@ class NodePage(Row, frozen=True):
             raise CorruptObjectError(f"{self.blob.key} is not the page of nodes its base expects")
 
 
-class LeafPage(Row, frozen=True):
+class LeafPage(ListRecord, frozen=True):
     """Pointer to a page of a base: some of the leaves of one large array.
 
     Parameters

@@ -563,7 +563,7 @@ def with_copies(
     return out
 
 
-class Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ListRecord(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A value that is a list on disk."""
 
 

@@ -36,11 +36,11 @@ from zarr_manifests.format.records import (
     MAX_MS,
     ROOT_COPY_BYTES,
     BlobRef,
+    ListRecord,
     MetadataObject,
     Number,
     ObjectKind,
     Record,
-    Row,
     TimeMs,
     check_numbers,
     check_texts,
@@ -156,7 +156,7 @@ class Branch(Record, frozen=True):
         return replace(self, head=self.head.bare(), base=base)
 
 
-class PageRef(Row, frozen=True):
+class PageRef(ListRecord, frozen=True):
     """Pointer to a page, which has the names from `first` up to the next page's `first`."""
 
     first: str
@@ -169,7 +169,7 @@ class PageRef(Row, frozen=True):
         check_numbers("root.pages", self.count)
 
 
-class Lease(Row, frozen=True):
+class Lease(ListRecord, frozen=True):
     """A lease, which keeps a snapshot and a session's objects from being deleted."""
 
     lease_id: bytes
@@ -191,7 +191,7 @@ class Lease(Row, frozen=True):
         return f"{self.session}/{self.lease_id.hex()}"
 
 
-class PendingDeletion(Row, frozen=True):
+class PendingDeletion(ListRecord, frozen=True):
     """Expired snapshots whose objects are not deleted yet: `newest` and its ancestors.
 
     `count` snapshots in all: `newest`, its parent, and so on.
@@ -205,7 +205,7 @@ class PendingDeletion(Row, frozen=True):
         check_numbers("pending", self.count - 1)
 
 
-class LogEntry(Row, frozen=True):
+class LogEntry(ListRecord, frozen=True):
     """One logged operation: what was done to which ref, when, by which commit and by whom."""
 
     version: Number

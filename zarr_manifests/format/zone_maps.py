@@ -43,12 +43,12 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.records import (
     BlobRef,
+    ListRecord,
     MetadataObject,
     NodeId,
     Number,
     ObjectKind,
     Record,
-    Row,
     check_numbers,
     drop_copies,
     pack,
@@ -399,7 +399,7 @@ class Zones(MetadataObject, frozen=True, tag="zones", rename={"packed": "tables"
         return None
 
 
-class ZonePage(Row, frozen=True):
+class ZonePage(ListRecord, frozen=True):
     """One page of an array's entries.
 
     Parameters
