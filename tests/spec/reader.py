@@ -52,7 +52,7 @@ def open_object(data: bytes, kind: int) -> dict[str, Any]:
     demand(len(data) <= MOST_BYTES.get(kind, len(data)), "size of an object")
     demand(len(data) >= 24 and data[:8] == bytes.fromhex("895A4D460D0A1A0A"), "magic")
     crc, version, found, codec, flags, length = struct.unpack_from("<IBBBBQ", data, 8)
-    demand(version == 1, "version")
+    demand(version == 2, "version")
     demand(google_crc32c.value(data[12:]) == crc, "crc")
     demand(flags == 0, "flags")
     demand(found == kind, "kind")
@@ -92,7 +92,13 @@ class Map(dict[Any, Any]):
     def __missing__(self, name: str) -> Any:
         if name in ("collected", "epoch", "fence", "sequence", "swept", "version"):
             return 0
-        return {} if name in ("counters", "epochs") else None if name == "parent" else []
+        return (
+            {}
+            if name in ("counters", "epochs", "sums", "totals")
+            else None
+            if name in ("base", "parent")
+            else []
+        )
 
 
 def timed(fields: dict[str, Any]) -> dict[str, Any]:

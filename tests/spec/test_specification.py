@@ -39,7 +39,6 @@ def named(cell: str) -> list[str]:
 def written() -> set[str]:
     """The keys of the maps that encoders make, and the names of columns."""
     found = {one.encode_name for kind in (BlobRef, *records_of(Record)) for one in fields(kind)}
-    found.remove("offset")  # which is of no pointer that is stored
     for path in FORMAT.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and ENCODER.search(node.name):

@@ -152,14 +152,14 @@ class HistoryEntries(Record, frozen=True, rename={"written_ms": "at_ms"}):
     ids: Sequence[str]
     lengths: Sequence[Number]
     crcs: Sequence[Number]
-    parent: SnapshotPointer | None
     written_ms: Sequence[TimeMs]
     commits: bytes
     kinds: Sequence[CommitKind]
     messages: Sequence[str | None]
     metadata: Sequence[Mapping[str, Any]]
-    totals: Mapping[str, Sequence[Number | None]]
-    sums: Mapping[str, Sequence[Number | None]]
+    parent: SnapshotPointer | None = None
+    totals: Mapping[str, Sequence[Number | None]] = {}
+    sums: Mapping[str, Sequence[Number | None]] = {}
 
     def __post_init__(self) -> None:
         columns = [self.lengths, self.crcs, self.written_ms, self.kinds, self.messages]
@@ -183,8 +183,8 @@ class HistoryEntries(Record, frozen=True, rename={"written_ms": "at_ms"}):
         pointers, parents, times, commits, *others, totals, sums = zip(*entries, strict=True)
         if parents[1:] != pointers[:-1]:
             raise CorruptObjectError("history: an entry is not the child of the one before")
-        columns: Any = *zip(*pointers, strict=True), parents[0], times, b"".join(commits), *others
-        return cls(*(*columns, _by_name(totals), _by_name(sums)))
+        columns: Any = *zip(*pointers, strict=True), times, b"".join(commits), *others
+        return cls(*(*columns, parents[0], _by_name(totals), _by_name(sums)))
 
     @classmethod
     def unpack(cls, packed: Sequence[bytes]) -> HistoryEntries:

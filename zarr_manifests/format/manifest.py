@@ -24,6 +24,7 @@ from zarr_manifests.format.records import (
     MAX_NUMBER,
     STORED,
     BlobRef,
+    BlockRef,
     ListRecord,
     NodeId,
     Number,
@@ -112,7 +113,7 @@ class ManifestRef(Record, frozen=True, dict=True, rename={"packed_for": "set", "
     """
 
     blob: BlobRef
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] = ()
     merged: tuple[Number, ...] = ()
     packed_for: str = ""
     places: tuple[Place, ...] = ()
@@ -154,7 +155,7 @@ class ManifestRef(Record, frozen=True, dict=True, rename={"packed_for": "set", "
         if not self.places:
             return None
         offset, length, crc, number = self.places[self._numbers[part]]
-        return BlobRef(self.blob.key, length, crc, offset=offset), number
+        return BlockRef(self.blob.key, length, crc, start=offset), number
 
 
 class Block(Struct, frozen=True):
@@ -207,7 +208,7 @@ class Manifest(Record, frozen=True, dict=True):
         Each table's directory entry, and the encoded table.
     """
 
-    parts: tuple[tuple[Part, bytes], ...]
+    parts: tuple[tuple[Part, bytes], ...] = ()
 
     @classmethod
     def of(cls, tables: Iterable[tuple[bytes, ChunkTable]]) -> Manifest:

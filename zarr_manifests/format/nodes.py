@@ -331,8 +331,8 @@ class Base(MetadataObject, frozen=True):
         pages are out of order or overlap.
     """
 
-    nodes: tuple[Node, ...]
-    manifests: tuple[ManifestRef, ...]
+    nodes: tuple[Node, ...] = ()
+    manifests: tuple[ManifestRef, ...] = ()
     sequence: int = 0
     counts: tuple[Count, ...] = ()
     pages: tuple[NodePage, ...] = ()
@@ -453,9 +453,9 @@ class Digest(MetadataObject, frozen=True):
         If the fields contradict each other, or an id has the wrong length.
     """
 
-    nodes: tuple[Node, ...]
-    deleted: Mapping[str, NodeId]
-    truncated: tuple[Mapping[NodeId, Coords], ...]
+    nodes: tuple[Node, ...] = ()
+    deleted: Mapping[str, NodeId] = {}
+    truncated: tuple[Mapping[NodeId, Coords], ...] = ()
     covered: Mapping[NodeId, Coords | None] = {}
     tables: Manifest = NO_TABLES
     of: tuple[Number, ...] = ()

@@ -4,7 +4,7 @@ Layout (little-endian, 24 bytes of header)::
 
     0   8   magic 89 5A 4D 46 0D 0A 1A 0A  ("\x89ZMF\r\n\x1a\n")
     8   4   crc32c of every byte from offset 12 to the end
-    12  1   format version (1)
+    12  1   format version (2)
     13  1   kind of the object
     14  1   codec of the payload: 0 stored, 1 zstd
     15  1   flags: 0; a reader refuses unknown bits
@@ -21,7 +21,7 @@ Records: values that are maps or lists on disk, and pointers to them
 
 A record is a struct. Its annotations say what a reader accepts, and msgspec checks them; what they
 cannot say is checked by its constructor, for readers and writers alike. A field with its default is
-left out of a map. Readers ignore names that they do not know.
+left out of a map, and so has one if it may be absent. Readers ignore names that they do not know.
 
 A `BlobRef` is the key, length and crc32c of an immutable object, or of a block in one. It may carry
 a copy of its bytes, which saves a request. Invariant: the object also exists at its key, so copies
@@ -54,7 +54,9 @@ from zarr_manifests.ids import COMMIT_ID_BYTES, NODE_ID_BYTES, crc32c, session_o
 from zarr_manifests.runtime import MAX_MS as MAX_MS
 from zarr_manifests.runtime import ForkSafeLock
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+_LAST_OF_DRAFT: Final = "55cd529b"
+"""The last commit of this package that reads version 1."""
 MAGIC: Final = b"\x89ZMF\r\n\x1a\n"
 MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_ROOT_BYTES: Final = 1 << 24
@@ -411,6 +413,11 @@ class Header(NamedTuple):
                 f"written in format {header.version}, this version of zarr-manifests reads up to "
                 f"{FORMAT_VERSION}; upgrade the package"
             )
+        if header.version < FORMAT_VERSION:
+            raise UnsupportedFormatError(
+                "written in an earlier draft of the format, which this version does not read: get "
+                f"the commit {_LAST_OF_DRAFT} of zarr-manifests, and export there what you need"
+            )
         return header
 
     def check(self, kind: ObjectKind, crc: int | None) -> None:
@@ -420,10 +427,8 @@ class Header(NamedTuple):
         """
         if crc is not None and crc != self.crc32c:
             raise CorruptObjectError(f"not the object its pointer names; {_MEND}")
-        if self.version != FORMAT_VERSION or self.flags:
-            raise UnsupportedFormatError(
-                f"unknown format {self.version} with flags {self.flags:#x}; upgrade the package"
-            )
+        if self.flags:
+            raise UnsupportedFormatError(f"unknown flags {self.flags:#x}; upgrade the package")
         if self.kind > max(ObjectKind):
             raise UnsupportedFormatError(f"unknown kind {self.kind} of object; upgrade the package")
         if self.kind != kind:
@@ -510,8 +515,6 @@ class BlobRef(
         The checksum in its envelope; of a block, that of its bytes.
     copy : bytes, optional
         The object's bytes, if the pointer carries them.
-    offset : int, default 0
-        Where the block begins in the object; 0 for the whole object. It is not stored here.
 
     Raises
     ------
@@ -524,7 +527,6 @@ class BlobRef(
     length: int
     crc32c: int
     copy: bytes | None = None
-    offset: int = 0
 
     def __post_init__(self) -> None:
         session_of(self.key)
@@ -539,6 +541,11 @@ class BlobRef(
         return cls(key, len(data), crc_of(data))
 
     @property
+    def offset(self) -> int:
+        """Where the block begins in the object; 0 for the whole object."""
+        return 0
+
+    @property
     def name(self) -> str:
         """The key, and where the block begins."""
         return f"{self.key}:{self.offset}" if self.offset else self.key
@@ -546,6 +553,17 @@ class BlobRef(
     def bare(self) -> BlobRef:
         """The pointer without the copy."""
         return self if self.copy is None else replace(self, copy=None)
+
+
+class BlockRef(BlobRef, frozen=True):
+    """Pointer to a block that begins at `start` in its object; it is not stored."""
+
+    start: int = 0
+
+    @property
+    def offset(self) -> int:
+        """Where the block begins in the object."""
+        return self.start
 
 
 def with_copies(

@@ -138,7 +138,7 @@ class Branch(Record, frozen=True):
     """
 
     head: BlobRef
-    base: BlobRef | None
+    base: BlobRef | None = None
     epoch: int = 0
     floor: str | None = None
     ahead: tuple[BlobRef, ...] = ()
@@ -408,7 +408,7 @@ class Root(Record, frozen=True, rename=_NAMES):
         """From an untrusted map that `encode` made; unknown features are refused before all."""
         told = record(dict[str, Any], value, "root")
         _checked_features(record(tuple[Any, ...], told.get("features", ()), "root.features"))
-        config = _config_of(pack(record(dict[str, Any], told.get("config"), "root.config")))
+        config = _config_of(pack(record(dict[str, Any], told.get("config", {}), "root.config")))
         return record(cls, {**told, "config": config}, "root")
 
     @classmethod

@@ -72,7 +72,7 @@ def check_marks(where: str, marks: Mapping[str, int], most: int) -> None:
 class MarksPage(MetadataObject, frozen=True):
     """Marks that a snapshot has no room for, by application."""
 
-    marks: Mapping[str, Number]
+    marks: Mapping[str, Number] = {}
 
     _KIND = ObjectKind.MARKS
 
@@ -116,8 +116,8 @@ class DeltaEntry(Record, frozen=True, rename={"changes_nodes": "nodes"}):
     first: Number
     last: Number
     changes_nodes: bool
-    embedded: tuple[Part, ...]
-    manifests: tuple[ManifestRef, ...]
+    embedded: tuple[Part, ...] = ()
+    manifests: tuple[ManifestRef, ...] = ()
     coordinates: bool = False
     counts: tuple[Count, ...] = ()
     zones: BlobRef | None = None
@@ -287,8 +287,9 @@ class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
     @classmethod
     def parse(cls, value: Any) -> Snapshot:
         """From an untrusted map that `pack` made, whose deltas are still packed."""
-        listed = value.get("deltas", ())
-        return record(cls, {**value, "deltas": tuple(map(parsed_entry, listed))}, "snapshot")
+        told = {"parent": None, "base": None, "metadata": {}, "deltas": (), **value}
+        told["deltas"] = tuple(map(parsed_entry, told["deltas"]))
+        return record(cls, told, "snapshot")
 
     def __post_init__(self) -> None:
         snapshot_key(self.snapshot_id)
@@ -408,14 +409,14 @@ class Ancestor(MetadataObject, frozen=True, rename={"written_ms": "at_ms"}):
 
     Parameters
     ----------
-    parent : BlobRef or None
-        The previous snapshot; None for the first.
     written_ms : int
         Time of the commit, in milliseconds since 1970 UTC.
+    parent : BlobRef or None
+        The previous snapshot; None for the first.
     """
 
-    parent: BlobRef | None
     written_ms: TimeMs
+    parent: BlobRef | None = None
 
     _KIND = ObjectKind.SNAPSHOT
     _PACKED = "deltas"

@@ -366,7 +366,7 @@ class Zones(MetadataObject, frozen=True, tag="zones", rename={"packed": "tables"
         If there are more entries than readers accept.
     """
 
-    packed: tuple[tuple[NodeId, Number, bytes], ...]
+    packed: tuple[tuple[NodeId, Number, bytes], ...] = ()
 
     _KIND = ObjectKind.INDEX
 

@@ -309,7 +309,7 @@ def envelope(
     kind: str,
     payload: bytes,
     *,
-    version: int = 1,
+    version: int = 2,
     codec: int = 0,
     flags: int = 0,
     nbytes: int | None = None,
@@ -337,13 +337,18 @@ def forged(kind: str, fields: Any) -> Any:
 def test_envelopes_of_a_newer_version_are_refused(kind: str) -> None:
     payload = payload_of(kind)
     for newer in (
-        envelope(kind, payload, version=2),
+        envelope(kind, payload, version=3),
         envelope(kind, b"anything", version=255, flags=3),
         envelope(kind, payload, flags=1),
         envelope(kind, payload, codec=2),
     ):
         with pytest.raises(UnsupportedFormatError, match="upgrade"):
             read(kind, newer)
+
+
+def test_an_object_of_an_earlier_draft_is_told_so() -> None:
+    with pytest.raises(UnsupportedFormatError, match=r"earlier draft.* export"):
+        read("root", envelope("root", payload_of("root"), version=1))
 
 
 @pytest.mark.parametrize("kind", ["root", "delta", "manifest"])
@@ -458,6 +463,33 @@ def test_each_field_of_another_type_is_refused_or_read(kind: str) -> None:
     assert len(found) > 50
     for what, error in found:
         assert isinstance(error, CorruptObjectError | UnsupportedFormatError), what
+
+
+EMPTY = {
+    **dict.fromkeys(("collected", "epoch", "fence", "sequence", "swept"), 0),
+    **dict.fromkeys(("base", "marks_page", "merged", "parent")),
+}
+"""What fields that may be absent are then, if they are no lists and maps."""
+
+
+@each_kind
+def test_a_field_that_is_absent_is_as_if_it_was_empty(kind: str) -> None:
+    fields, tried = fields_of(kind), 0
+    for name, held in fields.items():
+        if name in EMPTY or (isinstance(held, list | dict) and name != "log"):
+            empty = EMPTY[name] if name in EMPTY else type(held)()
+            without = {other: one for other, one in fields.items() if other != name}
+            assert outcome(kind, fields | {name: empty}) == outcome(kind, without), name
+            tried += 1
+    assert tried
+
+
+def outcome(kind: str, fields: Any) -> Any:
+    """What is read; or why nothing is."""
+    try:
+        return forged(kind, fields)
+    except ManifestsError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize("place", ["root", "log", "snapshot"])

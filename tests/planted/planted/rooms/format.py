@@ -20,8 +20,8 @@ FAULTS = [
     Fault(
         "unknown-flags-ignored",
         "format/records.py",
-        "self.version != FORMAT_VERSION or self.flags:",
-        "self.version != FORMAT_VERSION:",
+        "if self.flags:",
+        "if self.flags < 0:",
     ),
     Fault(
         "small-objects-fill-memory",
