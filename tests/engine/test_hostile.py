@@ -46,7 +46,7 @@ CONTAINERS = {"files": "memory://hostile-files/in"}
 
 def sealed(kind: int, fields: Any) -> bytes:
     payload = msgpack.packb(fields)
-    covered = struct.pack("<BBBBQ", 1, kind, 0, 0, len(payload)) + payload
+    covered = struct.pack("<BBBBQ", 2, kind, 0, 0, len(payload)) + payload
     return b"\x89ZMF\r\n\x1a\n" + struct.pack("<I", google_crc32c.value(covered)) + covered
 
 
@@ -54,20 +54,21 @@ def unsealed(data: bytes) -> tuple[int, Any]:
     """Number of the kind, and fields; packed tables are unpacked."""
     payload = zstandard.ZstdDecompressor().decompress(data[24:]) if data[14] else data[24:]
     fields = msgpack.unpackb(payload, strict_map_key=False)
-    if isinstance(fields.get("tables"), list):
-        fields["tables"] = [[part, msgpack.unpackb(table)] for part, table in fields["tables"]]
+    if isinstance(tables := fields.get("tables"), dict) and tables:
+        tables["parts"] = [[part, msgpack.unpackb(table)] for part, table in tables["parts"]]
     return data[13], fields
 
 
 def closed(fields: Any) -> Any:
     """The same with its tables packed again, as far as they still are tables."""
-    if isinstance(fields, dict) and isinstance(fields.get("tables"), list):
-        tables = [
-            [t[0], msgpack.packb(t[1])] if isinstance(t, list) and len(t) == 2 else t
-            for t in fields["tables"]
-        ]
-        return fields | {"tables": tables}
-    return fields
+    tables = fields.get("tables") if isinstance(fields, dict) else None
+    if not isinstance(tables, dict) or not isinstance(tables.get("parts"), list):
+        return fields
+    parts = [
+        [t[0], msgpack.packb(t[1])] if isinstance(t, list) and len(t) == 2 else t
+        for t in tables["parts"]
+    ]
+    return fields | {"tables": tables | {"parts": parts}}
 
 
 def pointers(value: Any) -> Iterator[dict[str, Any]]:
@@ -306,7 +307,7 @@ def plain(seeded: Seeded) -> Seeded:
 
 def no_tables(fields: Any) -> Any:
     """What was written would read as what is older, or as fill value."""
-    return fields | {"tables": [], "blocks": []}
+    return fields | {"tables": {}, "blocks": []}
 
 
 def two_leaves(fields: Any) -> Any:
