@@ -37,6 +37,53 @@ def grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
     return tuple(-(-n // c) if n else 0 for n, c in zip(shape, chunk_shape, strict=True))
 
 
+def clips(coords: IndexArray, shape: Sequence[int], chunk_shape: Sequence[int]) -> IndexArray:
+    """How an array of this shape clips the chunks at these coordinates (int64[n]); 0 for not.
+
+    Two numbers are equal if and only if the same cells of the chunk are inside.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.grid import clips
+    >>> clips(np.array([[0, 0], [0, 1], [1, 1]]), (15, 12), (10, 10)).tolist()
+    [0, 88, 93]
+    """
+    found, step = np.zeros(len(coords), np.int64), 1
+    for axis, (size, chunk) in enumerate(zip(shape, chunk_shape, strict=True)):
+        found += np.clip((coords[:, axis] + 1) * chunk - size, 0, chunk) * step
+        step *= chunk + 1
+    return found
+
+
+def grid_clips(shape: Sequence[int], chunk_shape: Sequence[int]) -> IndexArray:
+    """How an array clips each of its chunks, in C order, as `clips` numbers it."""
+    grid, step = grid_shape(shape, chunk_shape), 1
+    found = np.zeros(grid, np.int64)
+    for axis, (n, size, chunk) in enumerate(zip(grid, shape, chunk_shape, strict=True)):
+        if n and n * chunk > size:
+            found[(slice(None),) * axis + (-1,)] += (n * chunk - size) * step
+        step *= chunk + 1
+    return found.ravel()
+
+
+def clipped_cells(clip: IndexArray, chunk_shape: Sequence[int]) -> IndexArray:
+    """How many cells of a chunk are inside, by the number that `clips` gives.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.grid import clipped_cells
+    >>> clipped_cells(np.array([0, 88, 93]), (10, 10)).tolist()
+    [100, 20, 10]
+    """
+    found = np.ones(len(clip), np.int64)
+    for chunk in chunk_shape:
+        clip, cut = np.divmod(clip, chunk + 1)
+        found *= chunk - cut
+    return found
+
+
 def taken(coords: IndexArray, rows: IndexArray) -> IndexArray:
     """Rows of the coordinates (ascending); a view if the rows are consecutive."""
     if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):

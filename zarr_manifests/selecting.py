@@ -15,7 +15,6 @@ without an entry that counts are selected.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
@@ -41,7 +40,7 @@ from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box, IndexArray, clips
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import in_box, rows_at, select
@@ -50,7 +49,6 @@ from zarr_manifests.planning.zones.skipping import (
     Ranges,
     Verdict,
     comparable,
-    counts_hold,
     may_match,
     plan_chunks,
 )
@@ -601,8 +599,7 @@ class _Pruner:
     def _apply(self, chunks: _StoredChunks, rows: IndexArray, bounds: Bounds) -> None:
         """Judge these rows by their bounds."""
         meta, coords = meta_of(self._node), self._region.unravel(chunks.index[rows])
-        hold = counts_hold(bounds.cells, coords, meta.shape, meta.chunk_shape)
-        ranges = self._ranges(bounds, hold)
+        ranges = self._ranges(bounds, bounds.clip == clips(coords, meta.shape, meta.chunk_shape))
         if ranges is not None:
             chunks.known[rows] |= ranges.known
             for number, comparison in enumerate(self._comparisons):
@@ -612,9 +609,7 @@ class _Pruner:
         """Which pages may have a match, for each comparison."""
         ranges = None
         if self._listed is not None:
-            bounds, whole = self._listed.bounds, math.prod(meta_of(self._node).chunk_shape)
-            counts = np.array([page.count for page in self._pages])
-            ranges = self._ranges(bounds, bounds.cells == counts * whole)
+            ranges = self._ranges(self._listed.bounds, self._listed.bounds.clip == 0)
         if ranges is None:
             return np.ones((len(self._pages), len(self._comparisons)), np.bool_)
         return np.stack([self._match(each, ranges) for each in self._comparisons], axis=1)
@@ -639,19 +634,30 @@ class _Pruner:
         return decoded.dtype.kind == "M" and (stored.kind != "i" or units.startswith("nano"))
 
     def _ranges(self, bounds: Bounds, hold: _Mask) -> Ranges | None:
-        """Decoded bounds; None if they cannot be decoded."""
-        meaning, dtype, bounded = self._meaning, bounds.low.dtype, bounds.bounded
+        """Decoded bounds; None if they cannot be decoded.
+
+        Of chunks for which `hold` is false, other cells may be in the array now: fill values.
+        """
+        meaning, dtype = self._meaning, bounds.low.dtype
+        low, high, bounded = bounds.low, bounds.high, bounds.bounded
         nullable = bool(len(meaning.missing)) or meaning.dtype.kind in "fmM"
         nulls = ((bounds.missing > 0) | ~hold) & nullable
         everything = np.ones(len(bounds), np.bool_)
         as_text = dtype.kind == "S" and meaning.dtype.kind in "SU"
         if dtype != meaning.dtype and not as_text:
             return None
-        if as_text or not bounded.any():
-            return Ranges(bounds.low, bounds.high, bounded, nulls, everything)
+        if as_text:
+            return Ranges(low, high, bounded, nulls, hold)
+        fill = meaning.fill
+        if not hold.all() and fill == fill and fill not in meaning.missing:
+            low = np.where(hold, low, np.where(bounded, np.minimum(low, fill), fill))
+            high = np.where(hold, high, np.where(bounded, np.maximum(high, fill), fill))
+            bounded = bounded | ~hold
+        if not bounded.any():
+            return Ranges(low, high, bounded, nulls, everything)
         # Rows without values have any bounds.
-        some = bounds.low[np.argmax(bounded)]
-        both = [np.where(bounded, ends, some) for ends in (bounds.low, bounds.high)]
+        some = low[np.argmax(bounded)]
+        both = [np.where(bounded, ends, some) for ends in (low, high)]
         try:
             values = self._array.decoded(self._node, meaning.decodable(np.concatenate(both)))
         except InvalidArgumentError:

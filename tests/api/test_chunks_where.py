@@ -87,6 +87,14 @@ def test_cells_that_an_array_has_grown_by_are_missing() -> None:
     assert chosen(session, "a IS NULL") == [(1,), (2,)]
 
 
+def test_cells_that_an_array_has_grown_by_have_the_fill_value() -> None:
+    array, session = measured(np.arange(5, 10, dtype="f4"), 0, {}, chunk=3)
+    assert chosen(session, "a < 1") == []
+    array.resize((6,))
+    assert chosen(session, "a < 1") == [(1,)]
+    assert chosen(session, "a > 7.5") == [(1,)]
+
+
 def test_times_of_fractions_are_rounded_outward() -> None:
     attrs = {"units": "nanoseconds since 2000-01-01"}
     _, session = measured(np.array([500, 900, 5000, 6000], "i8"), 0, attrs)

@@ -78,7 +78,7 @@ def _fill(case: Case, grid: tuple[int, int]) -> tuple[float, float]:
     low = (coords.sum(axis=1) / 50 + rng.normal(size=chunks)).astype("f4")
     high = low + np.abs(rng.normal(size=chunks)).astype("f4")
     none = np.zeros(chunks, np.int64)
-    bounds = Bounds(low, high, none == 0, none, none, none + _SIDE**2)
+    bounds = Bounds(low, high, none == 0, none, none, low.astype(np.float64), none)
     table, digest = contents.changes.rows(rows), Meaning.of(node.documents).digest
     zones = zones_of_chunks(digest, table, bounds)
     assert zones is not None

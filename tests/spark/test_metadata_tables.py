@@ -37,7 +37,7 @@ COLUMNS: Final = {
     "chunks": "path string, coords array<bigint>, kind string, location string, offset bigint, "
     "length bigint, crc32c bigint",
     "statistics": "path string, coords array<bigint>, low string, high string, missing bigint, "
-    "nan bigint, cells bigint",
+    "nan bigint, cells bigint, sum double",
 }
 """The columns of each table in Spark."""
 
@@ -210,13 +210,14 @@ def test_statistics_are_those_of_the_chunks() -> None:
         zarr.create_array(store, name="late", shape=(2,), chunks=(1,), dtype="<U3")[:] = "a"
     text = [tuple(row.values()) for row in rows(made, "statistics") if row["path"] != "/t"]
     assert text == [
-        ("/name", [0], "apple", "kiwi", 0, 0, 2),
-        ("/name", [1], "fig", "plum", 0, 0, 2),
+        ("/name", [0], "apple", "kiwi", 0, 0, 2, None),
+        ("/name", [1], "fig", "plum", 0, 0, 2, None),
     ]
     numbered = rows(made, "statistics", "t")
     for end, expected in (("low", [1, 2, None, 7]), ("high", [3, 2, None, 8])):
-        bounds = [row[end] if row[end] is None else round(float(row[end]), 3) for row in numbered]
+        bounds = [row[end] if row[end] is None else float(row[end]) for row in numbered]
         assert bounds == expected
+    assert [row["sum"] for row in numbered] == [4, 2, 0, 15]
     assert [(row["coords"], row["nan"]) for row in numbered] == [
         ([0, 0], 0),
         ([1, 0], 1),

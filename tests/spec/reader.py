@@ -229,8 +229,19 @@ def address(place: Place) -> Any:
     return None if etag is modified is crc is None else place
 
 
+def codes_of(packed: list[Any], n: int) -> list[int]:
+    """The codes of values of bounds."""
+    least, *halves = packed
+    demand(0 <= least < 2**64 and 1 <= len(halves) <= 2, "least code")
+    columns = [column(half, n) for half in halves]
+    demand(all(0 <= code < 2**32 for half in columns for code in half), "half of a code")
+    return [
+        least + sum(c << 32 * i for i, c in enumerate(row)) for row in zip(*columns, strict=True)
+    ]
+
+
 def bounds_of(packed: dict[str, Any]) -> list[list[Any]]:
-    """The rows of bounds: low, high (both None without a value), missing, NaN, cells."""
+    """The rows of bounds: low, high (both None without a value), missing, NaN, sum, clip."""
     n, kind, size = packed["n"], packed["type"][1], int(re.split(r"[\[]", packed["type"][2:])[0])
     demand(n <= 2**24, "number of bounds")
     if kind == "S":
@@ -240,29 +251,29 @@ def bounds_of(packed: dict[str, Any]) -> list[list[Any]]:
             for name in ("low", "high")
         )
     else:
-        bits, least, shift = 8 * size, packed["least"], packed["shift"]
-        infinity = {2: 0xFC00, 4: 0xFF800000, 8: 0xFFF0000000000000}[size] if kind == "f" else 0
-        most = infinity or (1 if kind == "b" else 2**bits - 1)
-        demand(shift <= 40 and least <= most, "least and shift")
-        codes = [column(packed[name], n) for name in ("low", "high")]
-        ends = [least + (code << shift) for code in codes[0]]
-        tops = [least + (a + b << shift) for a, b in zip(*codes, strict=True)]
-        lows, highs = ([value(min(c, most), kind, size) for c in some] for some in (ends, tops))
-    bounded, nan, other, cells = (
-        column(packed[name], n) for name in ("bounded", "nan", "other", "cells")
+        lows = [value(code, kind, size) for code in codes_of(packed["low"], n)]
+        tops = map(sum, zip(*(codes_of(packed[name], n) for name in ("low", "high")), strict=True))
+        highs = [value(code, kind, size) for code in tops]
+    bounded, nan, other, clip = (
+        column(packed[name], n) for name in ("bounded", "nan", "other", "clip")
     )
+    sums: list[Any] = [None] * n
+    if kind in "fiub":
+        sums = [value(c, "f" if kind == "f" else "i", 8) for c in codes_of(packed["sums"], n)]
+        sums = [None if total != total or total == -(2**63) else total for total in sums]
     rows = []
     for i in range(n):
         more = (other[i] >> 1) ^ -(other[i] & 1)
         demand(not bounded[i] or lows[i] <= highs[i], "order of bounds")
         ends = [lows[i], highs[i]] if bounded[i] else [None, None]
-        rows.append([*ends, nan[i] + more, nan[i], cells[i]])
+        rows.append([*ends, nan[i] + more, nan[i], sums[i], clip[i]])
     return rows
 
 
 def value(code: int, kind: str, size: int) -> Any:
     """The value that has this place in the order of its type."""
     top = 1 << 8 * size - 1
+    demand(code < (2 if kind == "b" else 2 * top), "value of a type")
     if kind == "f":
         raw = code ^ top if code & top else ~code & (2 * top - 1)
         return struct.unpack({2: "<e", 4: "<f", 8: "<d"}[size], raw.to_bytes(size, "little"))[0]

@@ -73,7 +73,7 @@ def write(
     array[first * size : last * size] = values
     if record:
         meaning = meaning_of(session, path)
-        bounds = measure(meaning.compared(values), (size,), meaning.fill, meaning.missing)
+        bounds = measure(meaning.compared(values), (size,), meaning.missing)
         box = Box((first,), (last,))
         record_zones(workspace_of(session.store), path, box, meaning.digest, bounds)
 

@@ -1,17 +1,17 @@
-"""Zone maps: bounds of the values in chunks, so that queries can leave chunks out.
+"""Zone maps: bounds and sums of the values in chunks, so that queries need not read them.
 
-An entry says: the chunk stored at this address, read with this meaning, has values between `low`
-and `high`, and so many missing ones. The *address* identifies a chunk for good, since objects are
-written once: session, number, offset and length in the repository; file, version and range
-elsewhere; a hash of the bytes for inline chunks. The *meaning* is a hash of what decides how stored
-bytes become values. An entry counts only for a chunk with this address, of an array with this
-meaning, so entries never have to be updated. Without entries everything is read.
+An entry says: the cells of the chunk stored at this address, read with this meaning, have values
+from `low` to `high`, this sum, and so many missing ones. The *address* identifies a chunk for good,
+since objects are written once: session, number, offset and length in the repository; file, version
+and range elsewhere; a hash of the bytes for inline chunks. The *meaning* is a hash of what decides
+how stored bytes become values. An entry counts only for a chunk with this address, of an array with
+this meaning, so entries never have to be updated. Without entries everything is read.
 
-Bounds are rounded outward when encoded. Values are mapped to unsigned integers in the same order,
-and the difference to the smallest one is kept in 24 bits (32 for types of 8 bytes).
+Numbers are mapped to unsigned integers in the same order, and kept as differences to the smallest
+one. Texts are cut, and rounded outward.
 
-Invariants: a decoded `low` is never above the encoded one, and `high` never below; the number of
-entries in an object is bounded before any is decoded.
+Invariants: a decoded `low` is never above the encoded one, and `high` never below; those of numbers
+and times are exact. The number of entries in an object is bounded before any is decoded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -73,7 +73,10 @@ _UNREADABLE: Final = (
     InvalidArgumentError,
     OverflowError,
 )
-_COLUMNS: Final = ("low", "high", "bounded", "missing", "nan", "cells")
+_COLUMNS: Final = ("low", "high", "bounded", "missing", "nan", "sums", "clip")
+_HALF: Final = 2**32
+NO_SUM: Final = -(2**63)
+"""A sum of integers that may not fit in 64 bits. A sum of floats that is not known is NaN."""
 
 type _Codes = npt.NDArray[np.uint64]
 
@@ -88,23 +91,30 @@ class StoredBounds(Record, frozen=True):
     bounded: Any
     nan: Any
     other: Any
-    cells: Any
-    least: int = 0
-    shift: Annotated[int, Meta(ge=0, le=40)] = 0
+    clip: Any
+    sums: Any = None
 
 
 class Bounds(Struct, frozen=True, eq=False):
-    """Bounds and counts of the values in chunks, or in pages of chunks.
+    """Bounds, counts and sums of the values in chunks, or in pages of chunks.
+
+    Cells outside of the array, the padding of chunks at its edge, are not measured.
 
     Parameters
     ----------
     low, high : array[n]
         Least and greatest stored value that is neither missing nor NaN, native and little-endian;
-        texts as UTF-8 bytes. Values in the padding of chunks at the edge count, too.
+        texts as UTF-8 bytes.
     bounded : bool[n]
         Whether there is such a value; if not, `low` and `high` mean nothing.
-    missing, nan, cells : int64[n]
-        Number of missing values, of NaN, and of all cells, inside the array's shape when measured.
+    missing, nan : int64[n]
+        Number of missing values, and of NaN.
+    sums : array[n]
+        Sum of the values that are not missing: int64 of integers and booleans, or `NO_SUM`; else
+        float64, or NaN.
+    clip : int64[n]
+        How the array clipped the chunk when it was measured, as `grid.clips` numbers it; of pages,
+        0 if it clipped none.
 
     Raises
     ------
@@ -117,7 +127,8 @@ class Bounds(Struct, frozen=True, eq=False):
     bounded: npt.NDArray[np.bool_]
     missing: Column
     nan: Column
-    cells: Column
+    sums: npt.NDArray[Any]
+    clip: Column
 
     def __post_init__(self) -> None:
         columns = [getattr(self, name) for name in _COLUMNS]
@@ -129,8 +140,11 @@ class Bounds(Struct, frozen=True, eq=False):
         # NaN and NaT compare as false.
         if not ((self.low <= self.high) | ~self.bounded).all():
             raise CorruptObjectError("a low bound is not below its high bound")
-        if any(len(counts) and counts.min() < 0 for counts in columns[3:]):
+        counts = self.missing, self.nan, self.clip
+        if any(len(column) and column.min() < 0 for column in counts):
             raise CorruptObjectError("bounds count fewer than no cells")
+        if self.sums.dtype != (sum_type(dtype) or np.float64):
+            raise CorruptObjectError(f"sums of type {self.sums.dtype} are not of {dtype}")
 
     def __len__(self) -> int:
         return len(self.low)
@@ -149,19 +163,23 @@ class Bounds(Struct, frozen=True, eq=False):
         >>> import numpy as np
         >>> from zarr_manifests.format.zone_maps import Bounds
         >>> n = np.array([0, 2])
-        >>> all_of = Bounds(np.array([3, 1]), np.array([4, 7]), n == 0, n, 0 * n, n + 5).around()
-        >>> all_of.low, all_of.high, all_of.missing, all_of.cells
+        >>> low, high = np.array([3, 1]), np.array([4, 7])
+        >>> all_of = Bounds(low, high, n == 0, n, 0 * n, n + 5, 0 * n).around()
+        >>> all_of.low, all_of.high, all_of.missing, all_of.sums
         (array([3]), array([4]), array([2]), array([12]))
         """
         some = np.flatnonzero(self.bounded)
-        counts = [np.array([column.sum()]) for column in (self.missing, self.nan, self.cells)]
+        total = np.array([added(self.sums)], self.sums.dtype)
+        rest = np.array([self.missing.sum()]), np.array([self.nan.sum()]), total, self.clip[:1]
+        if self.clip.any():
+            rest = (*rest[:3], np.ones(1, np.int64))
         if not len(some):
-            return Bounds(self.low[:1], self.high[:1], self.bounded[:1], *counts)
+            return Bounds(self.low[:1], self.high[:1], self.bounded[:1], *rest)
         low, high = self.low[some], self.high[some]
         # numpy has no least text, but sorts texts.
         least, most = (low.min(), high.max()) if low.dtype.kind != "S" else (min(low), max(high))
         ends = np.array([least], low.dtype), np.array([most], low.dtype)
-        return Bounds(*ends, np.array([True]), *counts)
+        return Bounds(*ends, np.array([True]), *rest)
 
     @staticmethod
     def joined(parts: Sequence[Bounds]) -> Bounds:
@@ -172,7 +190,7 @@ class Bounds(Struct, frozen=True, eq=False):
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack, rounded outward; needs at least one row."""
         other = self.missing - self.nan
-        counts = {"nan": self.nan, "other": (other << 1) ^ (other >> 63), "cells": self.cells}
+        counts = {"nan": self.nan, "other": (other << 1) ^ (other >> 63), "clip": self.clip}
         packed: dict[str, Any] = {
             "n": len(self),
             "bounded": encode_column(self.bounded.astype(np.int64)),
@@ -180,22 +198,13 @@ class Bounds(Struct, frozen=True, eq=False):
         }
         if self.low.dtype.kind == "S":
             return packed | self._texts()
-        codes = _codes(self.low), _codes(self.high)
-        some = self.bounded
-        least = int(codes[0].min(where=some, initial=2**64 - 1)) if some.any() else 0
-        most = int(codes[1].max(where=some, initial=0))
-        bits = 32 if self.low.dtype.itemsize == 8 else 24
-        shift = max(0, (most - least).bit_length() - bits) if some.any() else 0
-        low = np.where(some, codes[0] - np.uint64(least), np.uint64(0)) >> np.uint64(shift)
-        up = np.where(some, codes[1] - np.uint64(least), np.uint64(0))
-        high = (up >> np.uint64(shift)) + (up & np.uint64((1 << shift) - 1) > 0)
-        return packed | {
-            "type": self.low.dtype.str,
-            "least": least,
-            "shift": shift,
-            "low": encode_column(low.astype(np.int64)),
-            "high": encode_column((high - low).astype(np.int64)),
-        }
+        low, high, some = _codes(self.low), _codes(self.high), self.bounded
+        first = low[some][:1] if some.any() else low[:1]
+        low, span = np.where(some, low, first), np.where(some, high - low, np.uint64(0))
+        packed |= {"type": self.low.dtype.str, "low": _encoded(low), "high": _encoded(span)}
+        if sum_type(self.low.dtype) is None:
+            return packed
+        return packed | {"sums": _encoded(_codes(self.sums))}
 
     def _texts(self) -> dict[str, Any]:
         """The bounds of texts, cut to their first bytes."""
@@ -220,13 +229,34 @@ class Bounds(Struct, frozen=True, eq=False):
                 raise CorruptObjectError("zones.bounds: texts of another length")
             low, high = (np.frombuffer(text, dtype) for text in texts)
         else:
-            code, span = (decode_column(one, n, 2**32) for one in (stored.low, stored.high))
-            low = _values(code, stored.least, stored.shift, dtype)
-            high = _values(code + span, stored.least, stored.shift, dtype)
+            code, span = _decoded(stored.low, n), _decoded(stored.high, n)
+            if (code + span < code).any():
+                raise CorruptObjectError("zone maps: bounds beyond the values of their type")
+            low, high = _values(code, dtype), _values(code + span, dtype)
+        kind = sum_type(dtype)
+        if kind is None:
+            sums: npt.NDArray[Any] = np.full(n, np.nan)
+        else:
+            sums = _values(_decoded(stored.sums, n), kind)
         bounded = decode_column(stored.bounded, n, 1).astype(np.bool_)
-        counts = stored.nan, stored.other, stored.cells
-        nan, other, cells = (decode_column(one, n, 2**62) for one in counts)
-        return cls(low, high, bounded, nan + ((other >> 1) ^ -(other & 1)), nan, cells)
+        counts = stored.nan, stored.other, stored.clip
+        nan, other, clip = (decode_column(one, n, 2**62) for one in counts)
+        return cls(low, high, bounded, nan + ((other >> 1) ^ -(other & 1)), nan, sums, clip)
+
+
+def sum_type(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The type of sums of such values; None if they are not added."""
+    kind = {"b": "i8", "i": "i8", "u": "i8", "f": "f8"}.get(dtype.kind)
+    return None if kind is None else np.dtype(kind)
+
+
+def added(sums: npt.NDArray[Any]) -> int | float:
+    """The sum of sums; `NO_SUM` or NaN if it is not known."""
+    if sums.dtype.kind == "f":
+        with np.errstate(invalid="ignore", over="ignore"):
+            return float(sums.sum())
+    total = sum(sums.tolist())
+    return total if abs(total) < -NO_SUM and not (sums == NO_SUM).any() else NO_SUM
 
 
 @lru_cache(maxsize=256)
@@ -257,25 +287,39 @@ def _codes(values: npt.NDArray[Any]) -> _Codes:
     return np.asarray(raw, np.uint64)
 
 
-def _values(codes: Column, least: int, shift: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The values of codes from `least` in steps of 2**shift; the greatest value beyond the end."""
+def _values(codes: _Codes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The values of these codes."""
     size = dtype.itemsize
     top = 1 << (8 * size - 1)
-    most = 1 if dtype.kind == "b" else (1 << 8 * size) - 1
-    if dtype.kind == "f":
-        most = int(_codes(np.array([np.inf], dtype))[0])
-    if not 0 <= least <= most:
+    if len(codes) and int(codes.max()) > (1 if dtype.kind == "b" else (1 << 8 * size) - 1):
         raise CorruptObjectError("zone maps: bounds beyond the values of their type")
-    steps = min((most - least) >> shift, 2**62)
-    over = codes > steps
-    found = (np.where(over, 0, codes).astype(np.uint64) << np.uint64(shift)) + np.uint64(least)
-    raw = np.where(over, np.uint64(most), found).astype(f"<u{size}")
+    raw = codes.astype(f"<u{size}")
     match dtype.kind:
         case "f":
             raw = np.where(raw & top, raw ^ raw.dtype.type(top), ~raw)
         case "i" | "M" | "m":
             raw = raw ^ raw.dtype.type(top)
     return raw.view(dtype)
+
+
+def _encoded(codes: _Codes) -> list[Any]:
+    """Codes as the least one, and the differences to it: their low halves, and the high ones."""
+    least = codes.min()
+    low, high = (codes - least) & np.uint64(_HALF - 1), (codes - least) >> np.uint64(32)
+    found = [int(least), encode_column(low.astype(np.int64))]
+    return [*found, encode_column(high.astype(np.int64))] if high.any() else found
+
+
+def _decoded(stored: Any, n: int) -> _Codes:
+    """The codes of a list that `_encoded` made."""
+    match stored:
+        case [int(least), low, *halves] if 0 <= least < 2**64 and len(halves) < 2:
+            codes = decode_column(low, n, _HALF - 1).astype(np.uint64)
+            for high in halves:
+                codes |= decode_column(high, n, _HALF - 1).astype(np.uint64) << np.uint64(32)
+            if not n or int(codes.max()) + least < 2**64:
+                return codes + np.uint64(least)
+    raise CorruptObjectError("zone maps: bounds beyond the values of their type")
 
 
 class _StoredZones(Record, frozen=True):

@@ -83,6 +83,7 @@ _ARRAYS: Final = pa.schema(
 _STATISTICS: Final = pa.schema(
     {"path": _TEXT, "coords": _SHAPE, "low": _TEXT, "high": _TEXT}
     | dict.fromkeys(("missing", "nan", "cells"), _NUMBER)
+    | {"sum": pa.float64()}
 )
 _CHUNKS: Final = pa.schema(
     {"path": _TEXT, "coords": _SHAPE, "kind": _TEXT, "location": _TEXT}
@@ -364,7 +365,8 @@ def _statistics(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]
         coords = pa.ListArray.from_arrays(edges, found.coords.reshape(-1))
         bounds = _texts(found.low, found.bounded), _texts(found.high, found.bounded)
         counts = found.missing, found.nan, found.cells
-        columns = pa.repeat(found.path, len(found)), coords, *bounds, *map(pa.array, counts)
+        sums = pa.array(found.sums, mask=np.isnan(found.sums))
+        columns = pa.repeat(found.path, len(found)), coords, *bounds, *map(pa.array, counts), sums
         made.append(pa.table(columns, _STATISTICS))
     return pa.concat_tables(made) if made else _STATISTICS.empty_table()
 

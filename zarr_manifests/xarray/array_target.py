@@ -98,7 +98,7 @@ class ArrayTarget:
             self._measured.append(found.rows())
             return
         values = meaning.compared(whole)
-        bounds = measure(values, chunk_shape, meaning.fill, meaning.missing, _ROOM.data)
+        bounds = measure(values, chunk_shape, meaning.missing, _ROOM.data)
         self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
 
     def _are_large(self, box: Box) -> bool:

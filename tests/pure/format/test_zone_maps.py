@@ -19,9 +19,12 @@ from zarr_manifests.format.chunk_table import ChunkTable, NativeRef
 from zarr_manifests.format.records import BlobRef, record
 from zarr_manifests.format.zone_maps import (
     MEANING_BYTES,
+    NO_SUM,
     Bounds,
     StoredBounds,
     ZoneTable,
+    added,
+    sum_type,
 )
 
 SESSION = f"{1:012d}-{'ab' * 12}"
@@ -36,9 +39,11 @@ TIMES = ["<M8[ns]", "<m8[s]"]
 
 def bounds_of(low: Any, high: Any, bounded: Any = None, counts: Any = None) -> Bounds:
     n = len(low)
-    missing, nan, cells = np.zeros((3, n), np.int64) if counts is None else counts
+    missing, nan, clip = np.zeros((3, n), np.int64) if counts is None else counts
     some = np.ones(n, np.bool_) if bounded is None else np.asarray(bounded, np.bool_)
-    return Bounds(np.asarray(low), np.asarray(high), some, missing, nan, cells)
+    kind = sum_type(np.asarray(low).dtype)
+    sums = np.full(n, np.nan) if kind is None else (nan - missing).astype(kind)
+    return Bounds(np.asarray(low), np.asarray(high), some, missing, nan, sums, clip)
 
 
 def back(bounds: Bounds) -> Bounds:
@@ -62,18 +67,23 @@ def pairs(draw: st.DrawFn) -> Bounds:
 
 
 @given(pairs())
-def test_bounds_only_grow(bounds: Bounds) -> None:
+def test_bounds_are_exact_and_those_of_texts_only_grow(bounds: Bounds) -> None:
     found, some = back(bounds), bounds.bounded
     assert (found.bounded == some).all()
-    assert (found.low[some] <= bounds.low[some]).all()
-    assert (found.high[some] >= bounds.high[some]).all()
-    for name in ("missing", "nan", "cells"):
-        assert (getattr(found, name) == getattr(bounds, name)).all()
+    if bounds.low.dtype.kind == "S":
+        assert (found.low[some] <= bounds.low[some]).all()
+        assert (found.high[some] >= bounds.high[some]).all()
+    else:
+        assert found.low[some].tobytes() == bounds.low[some].tobytes()
+        assert found.high[some].tobytes() == bounds.high[some].tobytes()
+    for name in ("missing", "nan", "clip", "sums"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(bounds, name))
     whole = bounds.around()  # of a page
     assert whole.bounded[0] == some.any()
     assert (whole.low[0] <= bounds.low[some]).all()
     assert (whole.high[0] >= bounds.high[some]).all()
     assert whole.missing[0] == bounds.missing.sum()
+    assert (whole.clip[0] > 0) == bounds.clip.any()
 
 
 def test_long_texts_are_cut_outward() -> None:
@@ -125,8 +135,17 @@ def test_forged_fields_raise_only_errors_of_the_package(data: st.DataObject) -> 
             ZoneTable.parse(msgpack.packb(value))
 
 
-def test_bounds_beyond_the_end_of_their_type_are_refused() -> None:
+@pytest.mark.parametrize(
+    "low", [[2**32, [0, 0]], [0xFF800001, [0, 0]], [2**64 - 1, [0, 9]], [-1, [0, 0]], [0], None]
+)
+def test_bounds_beyond_the_end_of_their_type_are_refused(low: Any) -> None:
     packed = bounds_of(np.array([1.0], "f4"), np.array([2.0], "f4")).pack()
-    for least in (2**32, 0xFF800001):
-        with pytest.raises(CorruptObjectError):
-            Bounds.parse(record(StoredBounds, packed | {"least": least}, "bounds"))
+    with pytest.raises(CorruptObjectError):
+        Bounds.parse(record(StoredBounds, packed | {"low": low}, "bounds"))
+
+
+def test_sums_too_large_for_64_bits_are_not_known() -> None:
+    assert added(np.array([2**62, 2**62])) == NO_SUM
+    assert added(np.array([1, NO_SUM])) == NO_SUM
+    assert added(np.array([2**62, -(2**62), 5])) == 5
+    assert math.isnan(added(np.array([1.0, np.nan])))

@@ -31,7 +31,7 @@ MEANING = b"m" * MEANING_BYTES
 
 def bounds_of(values: list[int]) -> Bounds:
     low = np.array(values, np.int64)
-    return Bounds(low, low + 1, np.ones(len(low), np.bool_), 0 * low, 0 * low, 0 * low + 5)
+    return Bounds(low, low + 1, np.ones(len(low), np.bool_), *(0 * low,) * 4)
 
 
 def zones_of(refs: dict[Coords, StoredRef], first: int = 0) -> ZoneTable | None:

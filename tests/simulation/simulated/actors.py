@@ -85,7 +85,7 @@ def put(process: Process, store: ManifestStore, state: State, change: Change) ->
 def _record_zone(store: ManifestStore, path: str, number: int, data: bytes) -> None:
     """What writers that hold values record of a chunk."""
     meaning = Meaning.of(contents_of(store).array_at(path).documents)
-    bounds = measure(np.frombuffer(data, "<i8"), (1,), meaning.fill, meaning.missing)
+    bounds = measure(np.frombuffer(data, "<i8"), (1,), meaning.missing)
     box = Box((number,), (number + 1,))
     record_zones(workspace_of(store), path, box, meaning.digest, bounds)
 

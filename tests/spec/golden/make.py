@@ -460,7 +460,7 @@ def zones(folder: Path) -> MemoryStorage:
         array = zarr.open_array(store, path=name)
         contents = workspace_of(store).contents
         meaning = Meaning.of(contents.array_at(name).documents)
-        bounds = measure(data, array.chunks, meaning.fill, meaning.missing)
+        bounds = measure(data, array.chunks, meaning.missing)
         box = Box((0,), (len(data) // array.chunks[0],))
         record_zones(workspace_of(store), name, box, meaning.digest, bounds)
 

@@ -23,6 +23,7 @@ from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
 from zarr_manifests.errors import VirtualContainerError, VirtualSourceChangedError
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
 from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.zone_maps import NO_SUM
 from zarr_manifests.planning.zones.meaning import valid
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage
@@ -150,8 +151,10 @@ def zones_of_package(repo: zm.Repository, branch: str) -> dict[str, Any]:
                 key = node.array.chunk_keys.encode(tuple(zones.coords()[row].tolist()))
                 of = zones.bounds
                 ends = [of.low[row].item(), of.high[row].item()] if of.bounded[row] else [None] * 2
-                counts = [int(column[row]) for column in (of.missing, of.nan, of.cells)]
-                said = plain([zones.meaning, *ends, *counts])
+                total = of.sums[row].item()
+                total = None if total != total or total == NO_SUM else total
+                rest = [int(of.missing[row]), int(of.nan[row]), total, int(of.clip[row])]
+                said = plain([zones.meaning, *ends, *rest])
                 told = found.setdefault(f"{path}/{key}", [])
                 told += [said] if said not in told else []
     return found

@@ -107,23 +107,25 @@ class _MeasuredArray(Struct, frozen=True):
     def measured(self, chunks: Sequence[tuple[Coords, bytes]]) -> Bounds | None:
         """The bounds of some chunks, in their order; None if only Zarr can decode one of them."""
         shape, ends = self.meta.chunk_shape, self.meta.shape
-        # One chunk below the other, so that padding is measured like all other values.
+        # One chunk below the other.
         rest = (0,) * (len(shape) - 1)
         placed = [((i, *rest) if shape else (), data) for i, (_, data) in enumerate(chunks)]
         out = self._room(len(chunks))
         if not self.decoder.decode(placed, out, (0,) * len(shape)):
             return None
-        marks = self.meaning.fill, self.meaning.missing
-        bounds = measure(self.meaning.compared(out), shape, *marks)
-        counts = np.stack([bounds.missing, bounds.nan, bounds.cells])
-        for row, (at, _) in enumerate(chunks):
-            sizes = [min(n, end - i * n) for i, n, end in zip(at, shape, ends, strict=True)]
-            if sizes != [*shape]:  # only cells inside the array are counted
-                begin = row * shape[0]
-                inside = out[(slice(begin, begin + sizes[0]), *map(slice, sizes[1:]))]
-                part = measure(self.meaning.compared(inside), shape, *marks)
-                counts[:, row] = part.missing[0], part.nan[0], part.cells[0]
-        return Bounds(bounds.low, bounds.high, bounds.bounded, *counts)
+        values, missing = self.meaning.compared(out), self.meaning.missing
+        sizes = [
+            [min(n, end - i * n) for i, n, end in zip(at, shape, ends, strict=True)]
+            for at, _ in chunks
+        ]
+        if all(size == [*shape] for size in sizes):
+            return measure(values, shape, missing)
+        found = []
+        for row, (first, *others) in enumerate(sizes):
+            begin = row * shape[0]
+            inside = values[(slice(begin, begin + first), *map(slice, others))]
+            found.append(measure(inside, shape, missing))
+        return Bounds.joined(found)
 
     def _room(self, chunks: int) -> npt.NDArray[Any]:
         """An array for so many chunks, full of fill values: shards may lack some."""

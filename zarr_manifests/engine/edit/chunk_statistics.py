@@ -44,8 +44,8 @@ from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.nodes import Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.format.zone_maps import Bounds
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
+from zarr_manifests.grid import Box, Coords, IndexArray, clipped_cells
 from zarr_manifests.picturing import ChunkMap, Folding
 from zarr_manifests.planning.tables.regions import Bounds as AxisBounds
 from zarr_manifests.planning.tables.sums import NOTHING
@@ -57,7 +57,7 @@ _AT_ONCE: Final = 16
 
 
 class ChunkStatistics(Struct, frozen=True, eq=False):
-    """Bounds and counts of the values in chunks: one row per chunk that has them, in C order.
+    """Bounds, counts and sums of the values in chunks: one row per chunk that has them, in C order.
 
     Parameters
     ----------
@@ -66,13 +66,16 @@ class ChunkStatistics(Struct, frozen=True, eq=False):
     coords : int64[n, ndim]
         Chunk coordinates.
     low, high : array[n]
-        Bounds of the stored values that are neither missing nor NaN: no such value is outside them,
-        and they may be a little wider. Texts are UTF-8 bytes.
+        Least and greatest stored value that is neither missing nor NaN. Texts are UTF-8 bytes, may
+        be cut, and are then bounds.
     bounded : bool[n]
         Whether there is such a value; if not, `low` and `high` mean nothing.
     missing, nan, cells : int64[n]
         Number of missing values, of NaN, and of all cells, inside the array's shape when they were
         counted.
+    sums : float64[n]
+        Sum of the stored values that are not missing; NaN where it is not known, and of texts and
+        times.
     """
 
     path: str
@@ -83,6 +86,7 @@ class ChunkStatistics(Struct, frozen=True, eq=False):
     missing: IndexArray
     nan: IndexArray
     cells: IndexArray
+    sums: npt.NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.coords)
@@ -106,8 +110,8 @@ def chunk_statistics(
     if zones is None:
         kind = np.dtype("S1") if meaning.dtype.kind in "UV" else meaning.dtype
         nothing, none = np.empty(0, kind), np.empty(0, np.int64)
-        coords = np.empty((0, len(node.array.shape)), np.int64)
-        found = Bounds(nothing, nothing, none == 0, none, none, none)
+        coords, sums = np.empty((0, len(node.array.shape)), np.int64), sum_type(kind)
+        found = Bounds(nothing, nothing, none == 0, none, none, none.astype(sums or "f8"), none)
     else:
         coords, found = zones.coords(), zones.bounds
     return ChunkStatistics(
@@ -118,7 +122,8 @@ def chunk_statistics(
         found.bounded,
         found.missing,
         found.nan,
-        found.cells,
+        clipped_cells(found.clip, node.array.chunk_shape),
+        np.where(found.sums == NO_SUM, np.nan, found.sums),
     )
 
 

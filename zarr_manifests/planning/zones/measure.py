@@ -1,12 +1,12 @@
-"""Bounds and counts of the chunks of a block of values.
+"""Bounds, counts and sums of the chunks of a block of values.
 
 Small chunks are measured together, and large ones piece by piece, so that values are read from the
-processor's cache after the first pass. Most take two passes, for the smallest and the largest
-value. Only where these show that values may be missing, further passes count them and leave them
-out.
+processor's cache after the first pass. Most take three passes, for the smallest value, the largest
+one and the sum. Only where the first two show that values may be missing, further passes count them
+and leave them out.
 
 Numbers and booleans are compared as they are, times as the integers they are stored as, and texts
-by their positions among the texts of the block.
+by their positions among the texts of the block. Numbers and booleans have a sum.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zarr_manifests.format.zone_maps import Bounds
-from zarr_manifests.grid import Box, Coords, IndexArray, grid_shape
+from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
+from zarr_manifests.grid import Box, Coords, IndexArray, grid_clips, grid_shape
 
 type _Values = npt.NDArray[Any]
 type _Room = npt.NDArray[np.uint8]
 
+_MOST_SUM: Final = 2**62
 _SLAB: Final = 2**17
 """Number of values in chunks that are measured together."""
 LARGE_BYTES: Final = 2**18
@@ -40,26 +41,19 @@ _FEW: Final = 32
 
 
 def measure(
-    values: _Values,
-    chunk_shape: Sequence[int],
-    fill: object,
-    missing: _Values,
-    room: _Room | None = None,
+    values: _Values, chunk_shape: Sequence[int], missing: _Values, room: _Room | None = None
 ) -> Bounds:
     """Measure the chunks of a block; one row for each, in C order.
 
-    Missing cells include those with NaN or NaT. Padding is within the bounds unless it is missing,
-    and in none of the counts.
+    Missing cells include those with NaN or NaT.
 
     Parameters
     ----------
     values : array
         The block, as `Meaning.compared` returns it. It starts where a chunk starts. Chunks that it
-        cuts off are at the array's edge, and the rest of them is padding.
+        cuts off are at the array's edge: their padding is not measured.
     chunk_shape : sequence of int
         Shape of a chunk.
-    fill : scalar
-        The value of padding, as `Meaning.fill`.
     missing : array
         The values that are missing, besides NaN and NaT, as `Meaning.missing`.
     room : uint8[PIECE_BYTES], optional
@@ -71,26 +65,26 @@ def measure(
     >>> import numpy as np
     >>> from zarr_manifests.planning.zones.measure import measure
     >>> values = np.array([3, 1, -9, 7, -9], "i2")
-    >>> found = measure(values, (2,), np.int16(-9), np.array([-9], "i2"))
+    >>> found = measure(values, (2,), np.array([-9], "i2"))
     >>> found.low.tolist()[:2], found.high.tolist()[:2], found.bounded.tolist()
     ([1, 7], [3, 7], [True, True, False])
-    >>> found.missing.tolist(), found.cells.tolist()
-    ([0, 1, 1], [2, 2, 1])
+    >>> found.missing.tolist(), found.sums.tolist()
+    ([0, 1, 1], [4, 7, 0])
     """
     if values.dtype.kind in "SU":
-        return _measured_texts(values, chunk_shape, fill, missing)
+        return _measured_texts(values, chunk_shape, missing)
     if not values.ndim:
         values, chunk_shape = values.reshape(1), (1,)
+    clips = grid_clips(values.shape, chunk_shape)
     axes = _in_memory(values)
     values, chunk_shape = values.transpose(axes), [chunk_shape[axis] for axis in axes]
     dtype, number, marks = _numbers(values.dtype, missing)
-    padding: _Values = np.asarray(fill).astype(dtype).view(number)
     grid = grid_shape(values.shape, chunk_shape)
     if math.prod(grid) == 1:
         block = values.astype(dtype, copy=False).view(number)
         columns = [np.array([one]) for one in (*_measured_chunk(block, marks, room), values.size)]
     else:
-        columns = [np.empty(grid, of) for of in (number, number, "i8", "i8", "i8")]
+        columns = [np.empty(grid, of) for of in (number, number, "i8", "i8", _adds(number), "i8")]
         for place, sizes in _alike(values.shape, chunk_shape):
             columns[-1][place] = whole = math.prod(sizes)
             is_large = whole * number.itemsize > LARGE_BYTES
@@ -106,33 +100,57 @@ def measure(
                     column[at] = np.reshape(one, column[at].shape) if np.ndim(one) else one
         back = [axes.index(axis) for axis in range(len(axes))]
         columns = [column.transpose(back).ravel() for column in columns]
-    low, high, gone, nan, cells = columns
+    return _bounds(dtype, clips, *columns)
+
+
+def _adds(number: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which numbers of a type are added; it wraps around."""
+    return np.dtype({"f": "f8", "u": "u8"}.get(number.kind, "i8"))
+
+
+def _bounds(
+    dtype: np.dtype[Any],
+    clips: IndexArray,
+    low: _Values,
+    high: _Values,
+    gone: IndexArray,
+    nan: IndexArray,
+    sums: _Values,
+    cells: IndexArray,
+) -> Bounds:
+    """Columns of one row for each chunk."""
     bounded = gone < cells
-    whole = math.prod(chunk_shape)
-    if cells.min() < whole and padding == padding and padding not in marks:
-        padded = cells < whole
-        least, most = np.minimum(low, padding), np.maximum(high, padding)
-        low = np.where(padded, np.where(bounded, least, padding), low)
-        high = np.where(padded, np.where(bounded, most, padding), high)
-        bounded |= padded
-    return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, cells)
+    kind = sum_type(dtype)
+    if kind is None or dtype.kind == "f":
+        total = np.full(len(low), np.nan) if kind is None else sums
+    else:
+        # Beyond this a sum may have wrapped around.
+        most = np.maximum(np.abs(low.astype(np.float64)), np.abs(high.astype(np.float64)))
+        wraps = bounded & (most * cells > _MOST_SUM)
+        total = np.where(wraps, NO_SUM, np.where(bounded, sums.view(np.int64), 0))
+    return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, total, clips)
 
 
 class Extent(NamedTuple):
-    """Bounds and counts of one chunk.
+    """Bounds, counts and sum of one chunk.
 
     Parameters
     ----------
     low, high : number
         Bounds of the values that are not missing; nothing, if there are none.
-    missing, nan, cells : int
+    missing, nan : int
         As in `Bounds`.
+    sum : number
+        Sum of the values that are not missing; wrapped around, where it is too large.
+    cells : int
+        Number of all cells.
     """
 
     low: Any
     high: Any
     missing: int
     nan: int
+    sum: Any
     cells: int
 
 
@@ -183,12 +201,14 @@ class ChunkMeasures:
         They are in C order; there is at least one.
         """
         every = sorted(self._found)
-        low, high, *counts = zip(*(self._found[at] for at in every), strict=True)
-        lows, highs = (np.array(end, self._number).view(self._dtype) for end in (low, high))
-        gone, nan, cells = (np.array(count, np.int64) for count in counts)
+        number, count = self._number, np.dtype(np.int64)
+        kinds = (number, number, count, count, _adds(number), count)
+        columns = zip(*(self._found[at] for at in every), strict=True)
+        found = [np.array(one, kind) for one, kind in zip(columns, kinds, strict=True)]
         coords = np.array(every, np.int64).reshape(len(every), -1)
         box = Box(tuple(coords.min(0).tolist()), tuple((coords.max(0) + 1).tolist()))
-        return box, box.ravel(coords), Bounds(lows, highs, gone < cells, gone, nan, cells)
+        bounds = _bounds(self._dtype, np.zeros(len(every), np.int64), *found)
+        return box, box.ravel(coords), bounds
 
 
 def _numbers(
@@ -208,19 +228,17 @@ def _in_memory(values: _Values) -> list[int]:
     return sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
 
 
-def _measured_texts(
-    values: _Values, chunk_shape: Sequence[int], fill: object, missing: _Values
-) -> Bounds:
-    padding = np.asarray([fill], values.dtype)
-    every = np.concatenate([values.ravel(), padding, missing.astype(values.dtype)])
+def _measured_texts(values: _Values, chunk_shape: Sequence[int], missing: _Values) -> Bounds:
+    every = np.concatenate([values.ravel(), missing.astype(values.dtype)])
     texts, positions = np.unique(every, return_inverse=True)
-    inside, padding, marks = np.split(positions.astype(np.int64), [values.size, values.size + 1])
-    found = measure(inside.reshape(values.shape), chunk_shape, padding[0], np.unique(marks))
+    inside, marks = np.split(positions.astype(np.int64), [values.size])
+    found = measure(inside.reshape(values.shape), chunk_shape, np.unique(marks))
     ends = [texts[np.where(found.bounded, at, 0)] for at in (found.low, found.high)]
     if values.dtype.kind == "U":
         ends = [np.strings.encode(end, "utf-8", "surrogatepass") for end in ends]
     low, high = (end.astype(f"S{values.dtype.itemsize}") for end in ends)
-    return Bounds(low, high, found.bounded, found.missing, found.nan, found.cells)
+    none = np.full(len(found), np.nan)
+    return Bounds(low, high, found.bounded, found.missing, found.nan, none, found.clip)
 
 
 def _alike(
@@ -255,10 +273,15 @@ def _inside(starts: Sequence[int], at: Sequence[slice], sizes: Sequence[int]) ->
     return tuple(slice(first, first + (part.stop - part.start) * n) for first, part, n in parts)
 
 
+# A sum may be of infinities of both signs, or too large.
+_quiet: Final = np.errstate(invalid="ignore", over="ignore")
+
+
+@_quiet
 def _measured(
     values: _Values, axes: Sequence[int], marks: _Values
-) -> tuple[_Values, _Values, _Values | int, _Values | int]:
-    """Least and greatest value, and number of missing values and of NaN, along these axes.
+) -> tuple[_Values, _Values, _Values | int, _Values | int, _Values]:
+    """Least and greatest value, number of missing values and of NaN, and sum, along these axes.
 
     Where all values are missing, the first two mean nothing.
     """
@@ -277,7 +300,7 @@ def _measured(
         absent.append(np.isnan(values))
         nan = _counted(absent[-1], axes)
     if not absent:
-        return low, high, 0, 0
+        return low, high, 0, 0, _added(values, axes)
     missing = np.asarray(functools.reduce(np.logical_or, absent))
     if any((low == mark).any() or (high == mark).any() for mark in seen):
         rests = zip((np.fmin, np.fmax), _without(values, missing), strict=True)
@@ -285,15 +308,19 @@ def _measured(
         if values.dtype.kind == "i":
             top = np.iinfo(values.dtype).min
             low, high = (end.view(values.dtype) ^ top for end in (low, high))
-    return low, high, _counted(missing, axes), nan
+    there = np.where(missing, values.dtype.type(0), values)
+    return low, high, _counted(missing, axes), nan, _added(there, axes)
 
 
+@_quiet
 def _measured_chunk(
     chunk: _Values, marks: _Values, room: _Room | None
-) -> tuple[Any, Any, int, int]:
+) -> tuple[Any, Any, int, int, Any]:
     """The same of one chunk, in few steps: between other work, each takes long."""
     least: Any = None
     most: Any = None
+    adds = _adds(chunk.dtype)
+    total = adds.type(0)
     gone = nan = seen = empty = 0
     for part in _pieces(chunk, room):
         # Where one piece has NaN, so has the next, most likely.
@@ -304,15 +331,18 @@ def _measured_chunk(
             low, high = np.fmin.reduce(part), np.fmax.reduce(part)
             empty = int(np.count_nonzero(np.isnan(part)))
         missing = empty
-        if any(low <= mark <= high for mark in marks):
-            low, high, *counts = _measured(part, [0], marks)
+        if empty or any(low <= mark <= high for mark in marks):
+            low, high, *counts, added = _measured(part, [0], marks)
             missing, empty = map(int, counts)
+        else:
+            added = np.add.reduce(part, dtype=adds)
         if least is None or missing < part.size:
             known = least is not None and gone < seen
             least = min(least, low) if known else low
             most = max(most, high) if known else high
         gone, nan, seen = gone + missing, nan + empty, seen + part.size
-    return least, most, gone, nan
+        total = total + added
+    return least, most, gone, nan, total
 
 
 def _pieces(chunk: _Values, room: _Room | None) -> Iterator[_Values]:
@@ -371,6 +401,10 @@ def _reduced(how: np.ufunc, values: _Values, axes: Sequence[int]) -> _Values:
         else:
             values = how.reduce(values, axis=at)
     return np.asarray(values)
+
+
+def _added(values: _Values, axes: Sequence[int]) -> _Values:
+    return np.asarray(np.add.reduce(values, axis=tuple(axes), dtype=_adds(values.dtype)))
 
 
 def _counted(where: npt.NDArray[np.bool_], axes: Sequence[int]) -> _Values:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import Box, Coords, IndexArray, in_few_boxes
+from zarr_manifests.grid import Box, IndexArray, in_few_boxes
 from zarr_manifests.planning.scan import runs_of
 from zarr_manifests.planning.zones.where import MOMENT, Comparison, End, Moment
 
@@ -508,16 +508,3 @@ def boxes_of(index: IndexArray, region: Box) -> IndexArray:
     last = np.append(first[1:], len(index)) - 1
     lo, hi = region.unravel(index[first]), region.unravel(index[last]) + 1
     return in_few_boxes(lo, hi, region.ndim - 2)
-
-
-def counts_hold(cells: IndexArray, coords: IndexArray, shape: Coords, chunk: Coords) -> _Mask:
-    """Whether counts of cells that were taken earlier count the cells that the array has now.
-
-    They do if all cells of the chunk were counted. In an array with one axis, the number of cells
-    also says which ones.
-    """
-    whole = math.prod(chunk)
-    if len(shape) != 1:
-        return np.asarray(cells == whole)
-    now = np.clip(shape[0] - coords[:, 0] * chunk[0], 0, chunk[0])
-    return np.asarray((cells == whole) | (cells >= now))

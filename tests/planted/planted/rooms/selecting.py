@@ -18,6 +18,18 @@ FAULTS = [
         "pass",
     ),
     Fault(
+        "cells-that-an-array-has-grown-by-are-within-the-bounds",
+        "selecting.py",
+        "            low = np.where(hold, low, np.where(bounded, np.minimum(low, fill), fill))\n",
+        "",
+    ),
+    Fault(
+        "counts-of-grown-chunks-count",
+        "selecting.py",
+        "bounds.clip == clips(coords, meta.shape, meta.chunk_shape)",
+        "bounds.clip >= 0",
+    ),
+    Fault(
         "bounds-of-another-packing-count",
         "selecting.py",
         "if zones.meaning != self._meaning.digest:",

@@ -1,8 +1,9 @@
-"""Bounds and counts of chunks, against loops over chunks and cells."""
+"""Bounds, counts and sums of chunks, against loops over chunks and cells."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from effort import examples
-from zarr_manifests.grid import grid_shape
+from zarr_manifests.format.zone_maps import NO_SUM
+from zarr_manifests.grid import clipped_cells, grid_shape
 from zarr_manifests.planning.zones import measure as module
 from zarr_manifests.planning.zones.measure import PIECE_BYTES, ChunkMeasures, measure
 
@@ -38,20 +40,31 @@ def is_missing(value: Any, marks: Sequence[Any]) -> bool:
     return bool(absent) or any(value == mark for mark in marks)
 
 
-def slowly(values: Any, chunk_shape: Any, fill: Any, marks: Any) -> list[tuple[Any, ...]]:
+def slowly(values: Any, chunk_shape: Any, marks: Any) -> list[tuple[Any, ...]]:
     rows = []
     for at in itertools.product(*map(range, grid_shape(values.shape, chunk_shape))):
-        chunk = np.full(chunk_shape, fill, values.dtype)
         inside = values[
             tuple(slice(a * n, (a + 1) * n) for a, n in zip(at, chunk_shape, strict=True))
         ]
-        chunk[tuple(slice(0, n) for n in inside.shape)] = inside
         cells = list(inside.ravel())
-        kept = [value for value in chunk.ravel() if not is_missing(value, marks)]
+        kept = [value for value in cells if not is_missing(value, marks)]
         nan = sum(values.dtype.kind == "f" and value != value for value in cells)
-        gone = sum(is_missing(value, marks) for value in cells)
-        rows.append((min(kept, default=None), max(kept, default=None), gone, nan, len(cells)))
+        rows.append((min(kept, default=None), max(kept, default=None), kept, nan, len(cells)))
     return rows
+
+
+def is_sum(found: Any, kept: Sequence[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether that is the sum of these values, or says that it is not known."""
+    if dtype.kind in "fmMSU":
+        numbers = [float(value) for value in kept] if dtype.kind == "f" else [math.nan]
+        with np.errstate(all="ignore"):
+            exact = float(np.sum(numbers))
+            slack = 1e-12 * float(np.sum(np.abs(numbers)))
+        return found == exact or math.isnan(exact) or bool(abs(found - exact) <= slack)
+    numbers = [int(value) for value in kept]
+    if found != NO_SUM:
+        return bool(found == sum(numbers))
+    return max(map(abs, numbers)) * len(numbers) > 2**61
 
 
 @st.composite
@@ -67,7 +80,7 @@ def blocks(draw: Any) -> tuple[Any, ...]:
         values = np.asfortranarray(values)
     marks = np.array(draw(st.lists(few, max_size=2)), dtype)
     marks = marks[[not is_missing(mark, []) for mark in marks]] if marks.size else marks
-    return values, chunks, draw(few), marks
+    return values, chunks, marks
 
 
 @settings(max_examples=examples(300))
@@ -86,14 +99,16 @@ def test_chunks_are_measured_as_loops_measure_them(
         patch.setattr(module, "LARGE_BYTES", piece)
         patch.setattr(module, "_FEW", few)
         found = measure(*block)
-    columns = (found.missing, found.nan, found.cells)
+    columns = (found.missing, found.nan, found.clip)
     assert all(column.dtype == np.int64 and column.ndim == 1 for column in columns)
+    cells = clipped_cells(found.clip, block[1])
     dtype = block[0].dtype.newbyteorder("=")
     if dtype.kind == "U":
         dtype = np.dtype(f"S{dtype.itemsize}")
     assert found.low.dtype == found.high.dtype == dtype
-    for row, (low, high, *counts) in enumerate(slowly(*block)):
-        assert [int(column[row]) for column in columns] == counts
+    for row, (low, high, kept, nan, size) in enumerate(slowly(*block)):
+        assert (cells[row], found.nan[row], found.missing[row]) == (size, nan, size - len(kept))
+        assert is_sum(found.sums[row], kept, dtype)
         assert bool(found.bounded[row]) == (low is not None)
         if low is not None:
             if block[0].dtype.kind == "U":
@@ -112,7 +127,7 @@ def test_chunks_are_measured_as_loops_measure_them(
 def test_chunks_are_measured_one_by_one_as_loops_measure_them(
     block: tuple[Any, ...], piece: int, has_room: bool, random: Any
 ) -> None:
-    values, chunk_shape, fill, marks = block
+    values, chunk_shape, marks = block
     first = tuple(range(3, 3 + values.ndim))
     grid = [n // c for n, c in zip(values.shape, chunk_shape, strict=True)]
     every = [*itertools.product(*map(range, grid))]
@@ -126,8 +141,9 @@ def test_chunks_are_measured_one_by_one_as_loops_measure_them(
             chunk = values[tuple(slice(a * n, (a + 1) * n) for a, n in parts)]
             coords = tuple(a + b for a, b in zip(at, first, strict=True))
             extent = found.add(coords, chunk, room)
-            ((_, _, *counts),) = expected[coords] = slowly(chunk, chunk.shape, fill, marks)
-            assert [extent.missing, extent.nan, extent.cells] == counts
+            ((_, _, kept, *counts),) = expected[coords] = slowly(chunk, chunk.shape, marks)
+            assert [extent.nan, extent.cells] == counts
+            assert extent.missing == extent.cells - len(kept)
     assert len(found) == len(expected)
     if not expected:
         return
@@ -135,8 +151,13 @@ def test_chunks_are_measured_one_by_one_as_loops_measure_them(
     assert [*map(tuple, box.unravel(index).tolist())] == sorted(expected)
     assert bounds.low.dtype == bounds.high.dtype == values.dtype.newbyteorder("=")
     for row, coords in enumerate(sorted(expected)):
-        ((low, high, *counts),) = expected[coords]
-        assert [int(each[row]) for each in (bounds.missing, bounds.nan, bounds.cells)] == counts
+        ((low, high, kept, nan, size),) = expected[coords]
+        assert (bounds.missing[row], bounds.nan[row], bounds.clip[row]) == (
+            size - len(kept),
+            nan,
+            0,
+        )
+        assert is_sum(bounds.sums[row], kept, values.dtype)
         assert bool(bounds.bounded[row]) == (low is not None)
         if low is not None:
             assert (bounds.low[row], bounds.high[row]) == (low, high)
