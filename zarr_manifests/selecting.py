@@ -84,7 +84,7 @@ def chunks_where(
     """Select chunks, as `Session.chunks_where` documents it, with the index of the branch."""
     parsed = parse_where(where)
     zone = zone_of(time_zone)
-    array = _WhereArray(store, path, decode_times=decode_times)
+    array = WhereArray(store, path, decode_times=decode_times)
     axes = [np.ones(n, np.bool_) for n in array.meta.grid.shape]
     reasons: dict[str, int] = {}
     total = array.meta.grid.size
@@ -166,7 +166,7 @@ def _around(axes: Sequence[_Mask]) -> Box:
 # --- the arrays that a where names -----------------------------------------------------------
 
 
-class _WhereArray:
+class WhereArray:
     """An array, the coordinates of its dimensions, and the arrays beside it.
 
     Parameters
@@ -446,7 +446,7 @@ class _StoredChunks(Struct, frozen=True, eq=False):
         return cls(index, length, summed, inline, known, may, unread, summed_bytes)
 
     def sizes(
-        self, array: _WhereArray, region: Box, chosen: Callable[[IndexArray], _Mask]
+        self, array: WhereArray, region: Box, chosen: Callable[[IndexArray], _Mask]
     ) -> tuple[int, int]:
         """The stored bytes of all chunks, and of the chosen ones."""
         selected, length = chosen(self.index), self.length
@@ -463,7 +463,7 @@ class _Pruner:
 
     Parameters
     ----------
-    array : _WhereArray
+    array : WhereArray
         The array that the where is about.
     node : Node
         The array that is compared.
@@ -479,7 +479,7 @@ class _Pruner:
 
     def __init__(
         self,
-        array: _WhereArray,
+        array: WhereArray,
         node: Node,
         region: Box,
         zones: KnownZones,

@@ -791,6 +791,63 @@ class Session:
             decode_times=decode_times,
         )
 
+    def summarize(
+        self,
+        path: str,
+        indexers: Mapping[str, Any] | None = None,
+        *,
+        by: str | Sequence[str] | Mapping[str, str | None] | None = None,
+    ) -> Any:
+        """Count, extremes, sum and mean of an array's values; chunks are read only where they must.
+
+        A chunk all of whose values are selected for one group is answered by its statistics, which
+        `zarr_manifests.write` and `Repository.compute_statistics` make. Others are read.
+        Missing values (NaN, or what `_FillValue` says) are left out. Chunks that are not stored
+        count as the fill value says.
+
+        Parameters
+        ----------
+        path : str
+            The array: numbers or booleans, packed or not.
+        indexers : mapping of str to labels, optional
+            What is selected along dimensions, as in `xarray.Dataset.sel`. All, if it is left out.
+        by : str, sequence or mapping, optional
+            Dimensions of which each label has its own answer. As a mapping, the labels in groups:
+            by a part of their time, `{"time": "month"}`, as in `groupby("time.month")`; or by a
+            frequency, `{"time": "MS"}`, as in `resample(time="MS")`.
+
+        Returns
+        -------
+        Dataset
+            The variables `count` and `missing` (int64), `min` and `max` (of the type that xarray
+            decodes to, NaN where there is no value), `sum` and `mean`. Integers are added exactly;
+            all else as float64, also where xarray decodes to float32. `attrs` say how many chunks
+            were answered, how many were read, and their bytes.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        InvalidArgumentError
+            If the array holds no numbers, or has no such dimension, label or group.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr, zarr_manifests as zm
+        >>> repo = zm.create("memory://summarize-example")
+        >>> air = xr.Dataset({"air": (("time", "x"), np.arange(12.0).reshape(4, 3))})
+        >>> _ = zm.write(air.chunk(time=1), repo, message="four times")
+        >>> session = repo.readonly_session()
+        >>> found = session.summarize("air", {"time": slice(0, 2)})
+        >>> float(found["mean"]), int(found["count"]), found.attrs["chunks_read"]
+        (2.5, 6, 0)
+        >>> session.summarize("air", by="time")["max"].values.tolist()
+        [2.0, 5.0, 8.0, 11.0]
+        """
+        from zarr_manifests.summarizing import summarize
+
+        return summarize(self.store, path, indexers, by, self._pin.branch)
+
     def plot_chunks(self, path: str) -> npt.NDArray[np.object_]:
         """Draw which chunks of an array exist, how large they are and when they last changed.
 

@@ -42,6 +42,7 @@ CALLS: dict[str, Callable[[zm.Repository, Any], object]] = {
     "a step": lambda repo, odd: repo.writable_session().commit("m", txn=("app", odd)),
     "a place": lambda repo, odd: repo.writable_session().move("/t", odd),
     "a box": lambda repo, odd: repo.readonly_session().chunk_refs("/t", odd),
+    "a summary": lambda repo, odd: repo.readonly_session().summarize("/t", odd, by=odd),
     "a where": lambda repo, odd: repo.readonly_session().chunks_where("/t", odd),
     "write": lambda repo, odd: zm.write(odd, repo),
     "an encoding": lambda repo, odd: zm.write(DS, repo, mode="w", encoding={"t": odd}),

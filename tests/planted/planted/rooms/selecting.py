@@ -30,6 +30,24 @@ FAULTS = [
         "bounds.clip >= 0",
     ),
     Fault(
+        "sums-of-chunks-that-are-clipped-anew-count",
+        "summarizing.py",
+        "counts = self._whole(coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)",
+        "counts = self._whole(coords) & ~_unknown(bounds.sums)",
+    ),
+    Fault(
+        "a-leaf-answers-for-several-groups",
+        "summarizing.py",
+        "bool(axis.whole[lo:hi].all()) and len({*axis.code[lo:hi].tolist()}) == 1",
+        "bool(axis.whole[lo:hi].all())",
+    ),
+    Fault(
+        "chunks-that-are-not-stored-have-no-cells",
+        "summarizing.py",
+        "        self._add_fill()\n",
+        "",
+    ),
+    Fault(
         "bounds-of-another-packing-count",
         "selecting.py",
         "if zones.meaning != self._meaning.digest:",

@@ -1,0 +1,244 @@
+"""Counts, extremes, sums and means of arrays, against what xarray computes of all values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zarr_manifests as zm
+from effort import examples
+from zarr_manifests.errors import InvalidArgumentError, NotFoundError
+from zarr_manifests.storage.memory import MemoryStorage
+
+TIMES = pd.date_range("2001-01-28", periods=9, freq="D")
+LATS = np.array([60.0, 50.0, 40.0, 30.0, 20.0])
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "float64": {"dtype": "f8"},
+    "float32": {"dtype": "f4", "_FillValue": np.float32(-9)},
+    "integers": {"dtype": "i8"},
+    "small": {"dtype": "u1", "_FillValue": 255},
+    "packed": {"dtype": "i2", "scale_factor": -0.5, "add_offset": 3.0, "_FillValue": 99},
+    "flags": {"dtype": "bool"},
+}
+SELECTIONS: list[dict[str, Any]] = [
+    {},
+    {"time": slice("2001-01-30", "2001-02-03")},
+    {"lat": slice(60, 35)},
+    {"lat": [20.0, 60.0]},
+    {"time": slice("2001-01-30", None), "lat": slice(50, 30)},
+    {"lat": 40.0},
+    {"time": slice("2002", None)},
+]
+GROUPS: list[Any] = [None, "time", ["time", "lat"], {"time": "month"}, {"time": "2D"}, "lat"]
+
+
+def dataset(kind: str, seed: int, *, sparse: bool = False) -> xr.Dataset:
+    rng = np.random.default_rng(seed)
+    shape = (len(TIMES), len(LATS))
+    numbers: Any = rng.integers(0, 50, shape)
+    if kind == "flags":
+        numbers = numbers > 25
+    elif kind != "integers":
+        numbers = numbers * (0.5 if kind == "packed" else 0.1 if "float" in kind else 1.0)
+        numbers[rng.random(shape) < (0.9 if sparse else 0.2)] = np.nan
+    ds = xr.Dataset({"air": (("time", "lat"), numbers)}, {"time": TIMES, "lat": LATS})
+    ds["air"].encoding = ENCODINGS[kind]
+    return ds
+
+
+def by_xarray(ds: xr.Dataset, indexers: dict[str, Any], by: Any) -> xr.Dataset:
+    """The same answer, of all values in memory."""
+    air = ds["air"].sel(indexers)
+    if air.dtype == np.float32:
+        air = air.astype("f8")
+    how = by if isinstance(by, dict) else dict.fromkeys([by] if isinstance(by, str) else by or [])
+    over = [dim for dim in air.dims if dim not in how]
+    grouped: Any = air
+    for dim, group in how.items():
+        if group == "month":
+            grouped, over = air.groupby(f"{dim}.{group}"), [*air.dims]
+        elif group is not None:
+            grouped, over = air.resample({dim: group}), [*air.dims]
+    with np.errstate(all="ignore"):
+        return xr.Dataset(
+            {
+                "count": grouped.count(over),
+                "min": grouped.min(over),
+                "max": grouped.max(over),
+                "sum": grouped.sum(over).fillna(0),  # which sums nothing, if there is no dimension
+                "mean": grouped.mean(over),
+            }
+        )
+
+
+def assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
+    for name in expected.data_vars:
+        one, other = found[name], expected[name]
+        assert one.dims == other.dims
+        for dim in one.dims:
+            np.testing.assert_array_equal(one[dim].values, other[dim].values)
+        if name in ("count", "min", "max"):
+            counted = found["count"].values > 0
+            np.testing.assert_array_equal(one.values[counted], other.values[counted])
+        else:
+            np.testing.assert_allclose(one.values, other.values, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@settings(max_examples=examples(60))
+@given(
+    st.sampled_from(sorted(ENCODINGS)),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.sampled_from(SELECTIONS),
+    st.sampled_from(GROUPS),
+    st.sampled_from(["written", "computed", "none", "half"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_answers_are_those_of_xarray(
+    kind: str,
+    rows: int,
+    columns: int,
+    indexers: Any,
+    by: Any,
+    how: str,
+    compacts: bool,
+    again: bool,
+) -> None:
+    if not isinstance(indexers.get("lat", slice(0)), slice | list) and by in (
+        "lat",
+        ["time", "lat"],
+    ):
+        return
+    if indexers.get("time") == slice("2002", None) and isinstance(by, dict):
+        return
+    repo = zm.create(MemoryStorage())
+    encoding = {"air": {"chunks": (rows, columns)}}
+    written = {"encoding": encoding, "statistics": how in ("written", "half")}
+    zm.write(dataset(kind, 1), repo, message="all", **written)
+    if again:
+        later = dataset(kind, 2, sparse=True).isel(time=slice(3, 7))
+        zm.write(later, repo, message="some", region="auto", statistics=how == "written")
+    if how == "computed":
+        repo.compute_statistics()
+    if compacts:
+        repo.compact()
+    ds = xr.open_dataset(repo, engine="zarr_manifests").load()
+    found = repo.readonly_session().summarize("air", indexers, by=by)
+    assert_same(found, by_xarray(ds, indexers, by))
+    if how in ("written", "computed") and not indexers and by is None and not again:
+        assert found.attrs["chunks_read"] == 0
+
+
+def array_of(values: Any, *, chunks: Any, fill: Any = 0, **how: Any) -> tuple[Any, zm.Session]:
+    """An array of one repository with statistics, in a session that can change it."""
+    repo = zm.create(MemoryStorage())
+    with repo.transaction(message="values") as store:
+        names = ("x", "y", "z")[: values.ndim]
+        given = {"shape": values.shape, "dtype": values.dtype, "chunks": chunks, "fill_value": fill}
+        made = zarr.create_array(store, name="a", dimension_names=names, **given, **how)
+        made[...] = values
+    repo.compute_statistics()
+    session = repo.writable_session()
+    return zarr.open_array(session.store, path="a", mode="r+"), session
+
+
+def test_chunks_that_are_not_stored_count_as_the_fill_value_says() -> None:
+    array, session = array_of(np.arange(6, dtype="f4"), chunks=(2,), fill=7)
+    array.resize((12,))
+    found = session.summarize("a", {"x": slice(0, 11)}, by={"x": None})
+    assert found["max"].values.tolist() == [0, 1, 2, 3, 4, 5, 7, 7, 7, 7, 7]
+    whole = session.summarize("a")
+    assert (float(whole["sum"]), int(whole["count"])) == (57, 12)
+    assert (whole.attrs["chunks_answered"], whole.attrs["chunks_read"]) == (3, 0)
+    array, session = array_of(np.ones(4, "f4"), chunks=(2,), fill=np.nan)
+    array.resize((9,))
+    found = session.summarize("a")
+    assert [int(found[name]) for name in ("count", "missing", "sum")] == [4, 5, 4]
+
+
+def test_a_clipped_chunk_is_read_again_once_the_array_has_grown() -> None:
+    values = np.arange(50, dtype="i4").reshape(5, 10)
+    array, session = array_of(values, chunks=(10, 10), fill=-1)
+    assert session.summarize("a").attrs["chunks_read"] == 0
+    # As many cells as before are inside, but other ones.
+    array.resize((5, 5))
+    array.resize((10, 5))
+    found = session.summarize("a")
+    assert found.attrs["chunks_read"] == 1
+    assert int(found["sum"]) == int(array[...].sum())
+    assert int(found["min"]) == -1
+
+
+def test_what_is_written_in_the_session_counts() -> None:
+    array, session = array_of(np.arange(8, dtype="i2"), chunks=(2,))
+    array[2:4] = 100
+    found = session.summarize("a")
+    assert (int(found["sum"]), int(found["max"])) == (223, 100)
+    assert (found.attrs["chunks_answered"], found.attrs["chunks_read"]) == (3, 1)
+
+
+def test_shards_and_scalars_are_answered() -> None:
+    values = np.arange(64, dtype="f8").reshape(8, 8)
+    _, session = array_of(values, chunks=(2, 2), shards=(4, 4))
+    found = session.summarize("a", {"y": slice(0, 4)}, by="x")
+    np.testing.assert_array_equal(found["sum"], values[:, :4].sum(axis=1))
+    _, session = array_of(np.array(5.0), chunks=())
+    assert float(session.summarize("a")["mean"]) == 5
+
+
+def test_integers_are_added_exactly_or_not_at_all() -> None:
+    large = np.array([2**61] * 4)
+    _, session = array_of(large, chunks=(1,))
+    assert session.summarize("a", by={"x": None})["sum"].values.tolist() == large.tolist()
+    whole = session.summarize("a")["sum"]
+    assert whole.dtype == np.float64
+    assert float(whole) == 2**63
+    _, session = array_of(np.full(4, 2**63, "u8"), chunks=(2,))
+    found = session.summarize("a")
+    assert np.isnan(float(found["sum"]))
+    assert int(found["max"]) == 2**63
+    values = np.array([2**53 + 1, 1, 1])
+    _, session = array_of(values, chunks=(2,))
+    assert int(session.summarize("a")["sum"]) == 2**53 + 3
+
+
+@pytest.mark.parametrize(
+    ("indexers", "by", "said"),
+    [
+        ({"y": 1}, None, "no dimension 'y'; it has x"),
+        ({"x": 9}, None, "x=9"),
+        ({"x": [1, 1]}, None, "selects a position twice"),
+        ({"x": 1}, "x", "one label of it is selected"),
+        (None, "time", "no dimension 'time'"),
+        (None, {"x": "month"}, "'x' has no labels"),
+    ],
+)
+def test_what_cannot_be_summarized_is_told(indexers: Any, by: Any, said: str) -> None:
+    _, session = array_of(np.arange(4.0), chunks=(2,))
+    with pytest.raises(InvalidArgumentError, match=said):
+        session.summarize("a", indexers, by=by)
+
+
+def test_only_numbers_are_summarized() -> None:
+    repo = zm.create(MemoryStorage())
+    names = np.array(["a", "b", "c"])
+    ds = xr.Dataset({"name": ("t", names), "n": ("t", [1, 2, 3])}, {"t": TIMES[:3]})
+    zm.write(ds, repo, message="texts and times")
+    session = repo.readonly_session()
+    with pytest.raises(InvalidArgumentError, match="/name holds no numbers"):
+        session.summarize("name")
+    with pytest.raises(InvalidArgumentError, match="/t holds times"):
+        session.summarize("t")
+    with pytest.raises(NotFoundError, match="missing"):
+        session.summarize("missing")
+    with pytest.raises(InvalidArgumentError, match=r"a part of a time.* or a frequency"):
+        session.summarize("n", by={"t": "fortnight"})

@@ -1,0 +1,499 @@
+"""Counts, extremes, sums and means of an array's values, mostly from what is known of its chunks.
+
+An answer has cells: one, or one for each label or group of labels along some dimensions. A chunk
+all of whose values go to one cell is answered by its entry in the zone map; a leaf whose chunks all
+go to one cell, by the bounds and sums of its page. Other chunks are read, and measured as entries
+are made. Chunks that are not stored count as the fill value says.
+
+Invariants: an entry answers only for the chunk, the meaning and the clip that it was made of; every
+selected value counts once. Sums are those of stored values, and are unpacked at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial, reduce
+from itertools import batched, pairwise, product
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from msgspec import Struct
+
+from zarr_manifests.bulk import use_bulk
+from zarr_manifests.display import attributes_of
+from zarr_manifests.engine.edit.bulk_chunks import note_unchanged
+from zarr_manifests.engine.snapshot.zones import KnownZones, paged_leaves, zones_of
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
+from zarr_manifests.grid import Box, IndexArray, clipped_cells, clips
+from zarr_manifests.ondemand import need
+from zarr_manifests.planning.tables.merge import rows_at, select
+from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning.zones.skipping import boxes_of
+from zarr_manifests.progress import expect, tell
+from zarr_manifests.selecting import WhereArray
+from zarr_manifests.store import ManifestStore
+
+type _Values = npt.NDArray[Any]
+
+_BLOCK_BYTES: Final = 32 << 20
+_ABREAST: Final = 4
+_HALF: Final = 32
+
+
+class _Axis(Struct, frozen=True, eq=False):
+    """What is selected along an axis.
+
+    Parameters
+    ----------
+    name : str or None
+        The dimension of the answer, if its groups are told apart.
+    places : int64[n]
+        The selected positions, ascending.
+    codes : int64[n]
+        For each of them, the number of its group.
+    groups : int
+        How many groups there are.
+    whole : bool[chunks]
+        The chunks that are selected wholly, for one group.
+    touched : bool[chunks]
+        The chunks with anything selected.
+    code : int64[chunks]
+        The group of each chunk that is whole.
+    """
+
+    name: str | None
+    places: IndexArray
+    codes: IndexArray
+    groups: int
+    whole: npt.NDArray[np.bool_]
+    touched: npt.NDArray[np.bool_]
+    code: IndexArray
+
+    @classmethod
+    def of(
+        cls,
+        name: str | None,
+        places: IndexArray,
+        codes: IndexArray,
+        groups: int,
+        size: int,
+        chunk: int,
+    ) -> _Axis:
+        """The axis of an array with that size and chunk length."""
+        order = np.argsort(places, kind="stable")
+        places, codes = places[order], codes[order]
+        starts = np.arange(0, size, chunk)
+        at, found = places // chunk, np.bincount(places // chunk, minlength=len(starts))
+        first = np.full(len(starts), groups)
+        last = np.full(len(starts), -1)
+        np.minimum.at(first, at, codes)
+        np.maximum.at(last, at, codes)
+        whole = (found == np.minimum(chunk, size - starts)) & (first == last)
+        return cls(name, places, codes, groups, whole, found > 0, first)
+
+    def parts(self, start: int, stop: int) -> tuple[slice, IndexArray | None, list[_Part]]:
+        """The cells to read from `start` to `stop`, which of these count, and their groups."""
+        first, last = np.searchsorted(self.places, [start, stop])
+        places, codes = self.places[first:last], self.codes[first:last]
+        whole = slice(int(places[0]), int(places[-1]) + 1)
+        some = None if whole.stop - whole.start == len(places) else places - places[0]
+        edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+        lengths = np.diff(edges)
+        if (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]:
+            return whole, some, [(slice(None), edges[1], codes[edges[:-1]])]
+        return whole, some, [(slice(a, b), b - a, codes[a : a + 1]) for a, b in pairwise(edges)]
+
+
+type _Part = tuple[slice, int, IndexArray]
+"""Cells along an axis, in runs of a length (the last may be shorter), and the group of each run."""
+
+
+class _Totals:
+    """What is known of each group."""
+
+    def __init__(self, dtype: np.dtype[Any], groups: int) -> None:
+        self.cells, self.missing, self.nan = np.zeros((3, groups), np.int64)
+        self.low, self.high = np.zeros(groups, dtype), np.zeros(groups, dtype)
+        self.bounded = np.zeros(groups, np.bool_)
+        self.is_float = dtype.kind == "f"
+        self.sums = np.zeros(groups)
+        # Integers, in two halves: their sum may exceed 64 bits.
+        self._halves = np.zeros((2, groups), np.int64)
+        self._wraps = np.zeros(groups, np.bool_)
+
+    def add(self, bounds: Bounds, groups: IndexArray, cells: IndexArray) -> None:
+        """Add rows, each to a group, with their numbers of cells."""
+        for total, column in (
+            (self.cells, cells),
+            (self.missing, bounds.missing),
+            (self.nan, bounds.nan),
+        ):
+            np.add.at(total, groups, column)
+        some = bounds.bounded
+        at, low, high = groups[some], bounds.low[some], bounds.high[some]
+        new = at[~self.bounded[at]]
+        self.low[new] = low[~self.bounded[at]]
+        self.high[new] = high[~self.bounded[at]]
+        self.bounded[new] = True
+        np.minimum.at(self.low, at, low)
+        np.maximum.at(self.high, at, high)
+        if self.is_float:
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.add.at(self.sums, groups, bounds.sums)
+            return
+        self._wraps[groups[bounds.sums == NO_SUM]] = True
+        np.add.at(self._halves[0], groups, bounds.sums >> _HALF)
+        np.add.at(self._halves[1], groups, bounds.sums & ((1 << _HALF) - 1))
+
+    def integers(self) -> list[int | None]:
+        """The sums of integers; None where one is not known."""
+        found = zip(*self._halves.tolist(), self._wraps.tolist(), strict=True)
+        return [None if wraps else (high << _HALF) + low for high, low, wraps in found]
+
+
+def summarize(
+    store: ManifestStore,
+    path: str,
+    indexers: Mapping[str, Any] | None,
+    by: str | Sequence[str] | Mapping[str, str | None] | None,
+    branch: str | None,
+) -> Any:
+    """The answer, as `Session.summarize` documents it, with the index of the branch."""
+    need("summarize", "xarray", "xarray")
+    array = WhereArray(store, path, decode_times=True)
+    meaning = Meaning.of(array.node.documents)
+    if not meaning.measurable or sum_type(meaning.dtype) is None:
+        raise InvalidArgumentError(
+            f"/{array.node.path} holds no numbers that can be summarized: read it with xarray"
+        )
+    if array.decoded(array.node, meaning.decodable(meaning.fill.reshape(1))).dtype.kind == "M":
+        raise InvalidArgumentError(f"/{array.node.path} holds times, which are not summarized")
+    axes, coords = _axes(array, store, dict(indexers or {}), _by(by))
+    work = _Summary(array, store, meaning, axes)
+    work.run(branch)
+    return work.answer(coords)
+
+
+def _by(by: Any) -> dict[str, str | None]:
+    if isinstance(by, Mapping):
+        return dict(by)
+    names = [by] if isinstance(by, str) else [*(by or ())]
+    return dict.fromkeys(names)
+
+
+def _axes(
+    array: WhereArray, store: ManifestStore, indexers: dict[str, Any], by: dict[str, str | None]
+) -> tuple[list[_Axis], dict[str, Any]]:
+    """What is selected along each axis, and the labels of the answer."""
+    import xarray as xr
+
+    group = array.node.path.rpartition("/")[0]
+    dims = [str(dim) for dim in array.dims]
+    for name in (*indexers, *by):
+        if name not in dims or None in array.dims:
+            raise InvalidArgumentError(
+                f"/{array.node.path} has no dimension {name!r}; it has {', '.join(dims) or 'none'}"
+            )
+    ds = xr.open_zarr(store, group=group or None, consolidated=False, chunks=None)
+    axes, coords = [], dict[str, Any]()
+    meta = array.meta
+    for dim, size, chunk in zip(dims, meta.shape, meta.chunk_shape, strict=True):
+        there = {dim: ds[dim]} if dim in ds.coords and ds[dim].dims == (dim,) else {}
+        at = xr.DataArray(np.arange(size), dims=[dim], coords=there)
+        if dim in indexers:
+            try:
+                at = at.sel({dim: indexers[dim]})
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise InvalidArgumentError(f"{dim}={indexers[dim]!r}: {error}") from error
+        places = np.atleast_1d(at.to_numpy())
+        if len(np.unique(places)) < len(places):
+            raise InvalidArgumentError(f"{dim}={indexers[dim]!r} selects a position twice")
+        named, codes, groups = None, np.zeros(len(places), np.int64), 1
+        if dim in by:
+            named, labels, codes = _grouped(at, dim, by[dim])
+            coords |= {} if labels is None else {named: labels}
+            groups = len(places) if labels is None else len(labels)
+        axes.append(_Axis.of(named, places, codes, groups, size, chunk))
+    return axes, coords
+
+
+def _grouped(at: Any, dim: str, how: str | None) -> tuple[str, Any, IndexArray]:
+    """The name and the labels of the groups along a dimension, and the group of each position."""
+    import xarray as xr
+
+    if at.ndim == 0:
+        raise InvalidArgumentError(f"by={dim!r}: one label of it is selected, which has no groups")
+    if how is None:
+        return dim, at[dim].variable if dim in at.coords else None, np.arange(at.size)
+    if dim not in at.coords:
+        raise InvalidArgumentError(f"by={{{dim!r}: {how!r}}}: {dim!r} has no labels")
+    try:
+        parts = getattr(at[dim].dt, how, None)
+        if parts is not None and hasattr(parts, "to_numpy"):
+            labels, codes = np.unique(parts.to_numpy(), return_inverse=True)
+            return how, xr.Variable(how, labels), codes.astype(np.int64)
+        whole = at.resample({dim: how})
+        labels, codes = whole.count()[dim], np.zeros(at.size, np.int64)
+        members = dict(whole.groups)
+        for number, label in enumerate(labels.to_numpy()):
+            codes[members.get(label, slice(0, 0))] = number
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"by={{{dim!r}: {how!r}}}: give a part of a time, such as 'month', or a frequency of "
+            f"xarray, such as 'MS': {error}"
+        ) from error
+    return dim, labels.variable, codes
+
+
+class _Summary:
+    """One answer.
+
+    Parameters
+    ----------
+    array : WhereArray
+        The array.
+    store : ManifestStore
+        Where it is.
+    meaning : Meaning
+        What its values mean.
+    axes : sequence of _Axis
+        What is selected along each axis.
+    """
+
+    def __init__(
+        self, array: WhereArray, store: ManifestStore, meaning: Meaning, axes: Sequence[_Axis]
+    ) -> None:
+        self._array, self._meaning, self._axes = array, meaning, axes
+        self._shape = tuple(axis.groups for axis in axes)
+        self._totals = _Totals(meaning.dtype, math.prod(self._shape))
+        self._zarr = zarr.open_array(store, path=array.node.path, mode="r")
+        use_bulk(self._zarr)
+        self._counts = dict.fromkeys(("chunks_answered", "chunks_read", "bytes_read"), 0)
+
+    # --- from zone maps ---------------------------------------------------------------------------
+
+    def run(self, branch: str | None) -> None:
+        """Find out everything that is asked for."""
+        region = self._region()
+        if not region.size:
+            return
+        array, node_id = self._array, self._array.node.node_id
+        known = zones_of(array.contents.context, array.contents.view, [node_id], branch)
+        table = self._without_leaves(region, known)
+        if table is not None:
+            table = self._touched(table)
+        if table is None:
+            return
+        with array.contents.lock:
+            newer = list(array.contents.changes.zones_of(node_id))
+        zones = known.counting(array.node, table, newer)
+        rest = np.ones(len(table), np.bool_)
+        if zones is not None:
+            coords, bounds = zones.coords(), zones.bounds
+            clip = clips(coords, array.meta.shape, array.meta.chunk_shape)
+            counts = self._whole(coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)
+            codes = self._codes([axis.code[at] for axis, at in self._each(coords[counts])])
+            self._answered(bounds.take(counts), codes, clip[counts])
+            rest[rows_at(table, coords[counts])] = False
+        self._counts["chunks_read"] = int(rest.sum())
+        self._counts["bytes_read"] = int(table.length[rest].sum())
+        self._read(table.box.carried(table.linear_index()[rest], region), region)
+
+    def _region(self) -> Box:
+        """The smallest box around the chunks with anything selected."""
+        found = [np.flatnonzero(axis.touched) for axis in self._axes]
+        if not all(map(len, found)):
+            return Box((0,) * len(found), (0,) * len(found))
+        return Box(tuple(int(at[0]) for at in found), tuple(int(at[-1]) + 1 for at in found))
+
+    def _each(self, coords: IndexArray) -> Iterator[tuple[_Axis, IndexArray]]:
+        return zip(self._axes, coords.T, strict=True)
+
+    def _whole(self, coords: IndexArray) -> npt.NDArray[np.bool_]:
+        masks = (axis.whole[at] for axis, at in self._each(coords))
+        return reduce(np.logical_and, masks, np.ones(len(coords), np.bool_))
+
+    def _touched(self, table: ChunkTable) -> ChunkTable | None:
+        masks = (axis.touched[at] for axis, at in self._each(table.coords()))
+        some = reduce(np.logical_and, masks, np.ones(len(table), np.bool_))
+        return select(table, some) if some.any() else None
+
+    def _codes(self, along: Sequence[IndexArray]) -> IndexArray:
+        """The numbers of groups, from those along each axis."""
+        if not along:
+            return np.zeros(1, np.int64)
+        return np.ravel_multi_index(tuple(along), self._shape)
+
+    def _answered(self, bounds: Bounds, codes: IndexArray, clip: IndexArray) -> None:
+        cells = clipped_cells(clip, self._array.meta.chunk_shape)
+        self._totals.add(bounds, codes, cells)
+        self._counts["chunks_answered"] += len(bounds)
+
+    def _without_leaves(self, region: Box, known: KnownZones) -> ChunkTable | None:
+        """Answer leaves by their pages, and return the chunks that are left."""
+        array, node = self._array, self._array.node
+        pages = known.pages(node.node_id)
+        usable = pages is not None and pages.meaning == self._meaning.digest
+        if pages is None or not usable or not note_unchanged(array.contents, node, region):
+            return array.chunks(node, region)
+        counts = (pages.bounds.clip == 0) & ~_unknown(pages.bounds.sums)
+        due = [counts[i] and self._is_one(page.box) for i, page in enumerate(pages.pages)]
+
+        def find() -> tuple[list[int], ChunkTable | None]:
+            view = array.contents.view
+            paged = paged_leaves(view, node.node_id, region, pages.pages)
+            some = [i for i in sorted(paged.summed) if due[i]]
+            boxes = [pages.pages[i].box for i in some]
+            return some, view.chunks_in(node.node_id, region, without=boxes)
+
+        some, rest = array.contents.guarded(find)
+        if some:
+            listed = [pages.pages[i] for i in some]
+            low = np.array([page.box.lo for page in listed], np.int64)
+            codes = self._codes([axis.code[at] for axis, at in self._each(low)])
+            chunks = np.array([page.count for page in listed], np.int64)
+            bounds = pages.bounds.take(np.array(some))
+            self._totals.add(bounds, codes, chunks * math.prod(array.meta.chunk_shape))
+            self._counts["chunks_answered"] += int(chunks.sum())
+        return rest
+
+    def _is_one(self, box: Box) -> bool:
+        """Whether all chunks of a box are selected wholly, for one group."""
+        sides = zip(self._axes, box.lo, box.hi, strict=True)
+        return all(
+            bool(axis.whole[lo:hi].all()) and len({*axis.code[lo:hi].tolist()}) == 1
+            for axis, lo, hi in sides
+        )
+
+    # --- by reading -------------------------------------------------------------------------------
+
+    def _read(self, index: IndexArray, region: Box) -> None:
+        """Read the chunks with these linear indexes in the region, and measure what is selected."""
+        expect("reading", len(index))
+        done = 0
+        parallel = self._array.contents.context.runtime.parallel
+        for boxes in batched(self._blocks(boxes_of(index, region)), _ABREAST):
+            for rows in parallel([partial(self._measured, box) for box in boxes]):
+                for row in rows:
+                    self._totals.add(*row)
+            done += sum(box.size for box in boxes)
+            tell("reading", done)
+
+    def _blocks(self, boxes: IndexArray) -> Iterator[Box]:
+        """These boxes, cut along their first axes to what is read at once."""
+        nbytes = math.prod(self._array.meta.chunk_shape) * self._meaning.stored.itemsize
+        for lo, hi in boxes.tolist():
+            due = [Box(tuple(lo), tuple(hi))]
+            while due:
+                box = due.pop()
+                sides = [b - a for a, b in zip(box.lo, box.hi, strict=True)]
+                axis = next((axis for axis, side in enumerate(sides) if side > 1), None)
+                if axis is None or box.size * nbytes <= _BLOCK_BYTES:
+                    yield box
+                    continue
+                middle = box.lo[axis] + sides[axis] // 2
+                due.append(Box((*box.lo[:axis], middle, *box.lo[axis + 1 :]), box.hi))
+                due.append(Box(box.lo, (*box.hi[:axis], middle, *box.hi[axis + 1 :])))
+
+    def _measured(self, box: Box) -> list[tuple[Bounds, IndexArray, IndexArray]]:
+        """What a block of chunks says: rows, their groups, and their numbers of cells."""
+        meta, along = self._array.meta, list[list[_Part]]()
+        place, some = list[slice](), list[IndexArray | None]()
+        for axis, lo, hi, chunk, size in zip(
+            self._axes, box.lo, box.hi, meta.chunk_shape, meta.shape, strict=True
+        ):
+            cells, taken, parts = axis.parts(lo * chunk, min(hi * chunk, size))
+            place.append(cells)
+            some.append(taken)
+            along.append(parts)
+        values = self._meaning.compared(np.asarray(self._zarr[tuple(place)]))
+        for number, at in enumerate(some):
+            values = values if at is None else values.take(at, axis=number)
+        found = []
+        for pieces in product(*along):
+            lengths = [length for _, length, _ in pieces]
+            block = values[tuple(cells for cells, _, _ in pieces)]
+            rows = measure(block, lengths, self._meaning.missing)
+            grid = np.meshgrid(*(codes for _, _, codes in pieces), indexing="ij")
+            codes = self._codes([codes.ravel() for codes in grid])
+            found.append((rows, codes, clipped_cells(rows.clip, lengths)))
+        return found
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    def answer(self, coords: Mapping[str, Any]) -> Any:
+        """The answer as a dataset with these labels."""
+        import xarray as xr
+
+        totals = self._totals
+        self._add_fill()
+        count = totals.cells - totals.missing
+        attributes = attributes_of(self._array.node)
+        scale, offset = (
+            float(np.asarray(attributes.get(name, plain)).item())
+            for name, plain in (("scale_factor", 1), ("add_offset", 0))
+        )
+        low, high = self._ends()
+        sums: _Values = totals.sums
+        if not totals.is_float:
+            whole = totals.integers()
+            exact = low.dtype.kind != "f" and all(
+                one is not None and abs(one) < -NO_SUM for one in whole
+            )
+            sums = np.array(whole, np.int64 if exact else np.float64)
+        if (scale, offset) != (1, 0):
+            sums = sums * scale + offset * count
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = sums / count
+        dims = [axis.name for axis in self._axes if axis.name is not None]
+        shape = [axis.groups for axis in self._axes if axis.name is not None]
+        units = {name: attributes[name] for name in ("units", "long_name") if name in attributes}
+        columns = {"count": count, "missing": totals.missing, "min": low, "max": high}
+        columns |= {"sum": sums, "mean": mean}
+        return xr.Dataset(
+            {
+                name: (dims, one.reshape(shape), units if name in ("min", "max", "mean") else {})
+                for name, one in columns.items()
+            },
+            coords,
+            self._counts,
+        )
+
+    def _add_fill(self) -> None:
+        """Count the cells of chunks that are not stored."""
+        totals, fill = self._totals, self._meaning.fill
+        every = [np.bincount(axis.codes, minlength=axis.groups) for axis in self._axes]
+        rest = reduce(np.multiply.outer, every, np.ones((), np.int64)).ravel() - totals.cells
+        groups = np.flatnonzero(rest)
+        rest, none = rest[groups], np.zeros(len(groups), np.int64)
+        low, sums = np.full(len(groups), fill), np.zeros(len(groups), sum_type(fill.dtype))
+        absent = rest if fill != fill or fill in self._meaning.missing else none
+        if not absent.any():
+            found = [fill.item() * n for n in rest.tolist()]
+            sums[:] = [one if totals.is_float or abs(one) < -NO_SUM else NO_SUM for one in found]
+        nan = rest if fill != fill else none
+        totals.add(Bounds(low, low, absent == 0, absent, nan, sums, none), groups, rest)
+
+    def _ends(self) -> tuple[_Values, _Values]:
+        """The least and the greatest value of each group as xarray decodes them; NaN for none."""
+        totals, node = self._totals, self._array.node
+        both = self._meaning.decodable(np.concatenate([totals.low, totals.high]))
+        one, other = np.split(self._array.decoded(node, both), 2)
+        # With a negative scale, the least stored value is the greatest one.
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        if totals.bounded.all():
+            return low, high
+        return (
+            np.where(totals.bounded, low, np.nan).astype(np.result_type(low.dtype, np.float32)),
+            np.where(totals.bounded, high, np.nan).astype(np.result_type(low.dtype, np.float32)),
+        )
+
+
+def _unknown(sums: _Values) -> npt.NDArray[np.bool_]:
+    return np.isnan(sums) if sums.dtype.kind == "f" else sums == NO_SUM
