@@ -21,10 +21,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
 from zarr_manifests.texts import plain_text
+
+_NEAR: Final = 200
+"""Characters of a where that are shown on each side of a fault."""
 
 __all__ = [
     "AlreadyExistsError",
@@ -334,8 +338,10 @@ class WhereError(InvalidArgumentError):
     def __str__(self) -> str:
         if not self.grammar:
             return super().__str__()
-        before = plain_text(self.text[: self.position])
-        shown = before + plain_text(self.text[self.position :])
+        first, last = max(self.position - _NEAR, 0), self.position + _NEAR
+        before = "..." * (first > 0) + plain_text(self.text[first : self.position])
+        shown = before + plain_text(self.text[self.position : last])
+        shown += "..." * (last < len(self.text))
         return f"{plain_text(self.reason)}\n  {shown}\n  {' ' * len(before)}^\n{self.grammar}"
 
 

@@ -173,3 +173,13 @@ def test_the_zone_in_a_moment_counts() -> None:
     assert Moment("1970-01-01T01:00+01:00").nanoseconds(ZoneInfo("Asia/Tokyo")) == 0
     assert Moment("1970-01-01T00:00:00-00:30").nanoseconds() == 1800 * 10**9
     assert Moment("1970-01-01 09:00").nanoseconds(ZoneInfo("Asia/Tokyo")) == 0
+
+
+def test_of_a_long_where_what_is_near_the_fault_is_shown() -> None:
+    with pytest.raises(WhereError) as caught:
+        parse_where(f"{'x' * 5000} > 1 AND y ! 2 AND {'z' * 5000} > 3")
+    lines = str(caught.value).splitlines()
+    assert lines[1].startswith("  ...xxx")
+    assert lines[1].endswith("zzz...")
+    assert lines[1][lines[2].index("^")] == "!"
+    assert len(lines[1]) < 500
