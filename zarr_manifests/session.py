@@ -797,6 +797,7 @@ class Session:
         indexers: Mapping[str, Any] | None = None,
         *,
         by: str | Sequence[str] | Mapping[str, str | None] | None = None,
+        weights: Mapping[str, Any] | None = None,
     ) -> Any:
         """Count, extremes, sum and mean of an array's values; chunks are read only where they must.
 
@@ -815,14 +816,20 @@ class Session:
             Dimensions of which each label has its own answer. As a mapping, the labels in groups:
             by a part of their time, `{"time": "month"}`, as in `groupby("time.month")`; or by a
             frequency, `{"time": "MS"}`, as in `resample(time="MS")`.
+        weights : mapping, optional
+            For the mean, the weights of cells along dimensions: numbers, the name of a variable, or
+            `"cos"`, as in `{"lat": "cos"}`: the cosine of a coordinate in degrees. Chunks whose
+            cells have different weights are read, unless the array declared the same weights when
+            they were written, by its attribute `statistics_weights = "lat: cos"`.
 
         Returns
         -------
         Dataset
             The variables `count` and `missing` (int64), `min` and `max` (of the type that xarray
             decodes to, NaN where there is no value), `sum` and `mean`. Integers are added exactly;
-            all else as float64, also where xarray decodes to float32. `attrs` say how many chunks
-            were answered, how many were read, and their bytes.
+            all else as float64, also where xarray decodes to float32. With weights, `weight` is
+            their sum. `attrs` say how many chunks were answered, how many were read, and their
+            bytes.
 
         Raises
         ------
@@ -846,7 +853,7 @@ class Session:
         """
         from zarr_manifests.summarizing import summarize
 
-        return summarize(self.store, path, indexers, by, self._pin.branch)
+        return summarize(self.store, path, indexers, by, weights, self._pin.branch)
 
     def plot_chunks(self, path: str) -> npt.NDArray[np.object_]:
         """Draw which chunks of an array exist, how large they are and when they last changed.

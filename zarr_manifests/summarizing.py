@@ -15,25 +15,27 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import batched, pairwise, product
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import note_unchanged
+from zarr_manifests.engine.edit.chunk_statistics import cell_weights
 from zarr_manifests.engine.snapshot.zones import KnownZones, paged_leaves, zones_of
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
+from zarr_manifests.format.zone_maps import NO_SUM, Bounds, Weighted, sum_type
 from zarr_manifests.grid import Box, IndexArray, clipped_cells, clips
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import rows_at, select
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning.zones.measure import CellWeights, measure
 from zarr_manifests.planning.zones.skipping import boxes_of
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.selecting import WhereArray
@@ -65,6 +67,14 @@ class _Axis(Struct, frozen=True, eq=False):
         The chunks with anything selected.
     code : int64[chunks]
         The group of each chunk that is whole.
+    weights : float64[n]
+        The weight of each selected position.
+    is_weighted : bool
+        Whether these are not all 1 for lack of weights.
+    chunk_weight : float64[chunks]
+        The weight of all that is selected of each chunk.
+    even : float64[chunks]
+        The weight of each position of a chunk that is whole; NaN if they differ.
     """
 
     name: str | None
@@ -74,6 +84,10 @@ class _Axis(Struct, frozen=True, eq=False):
     whole: npt.NDArray[np.bool_]
     touched: npt.NDArray[np.bool_]
     code: IndexArray
+    weights: npt.NDArray[np.float64]
+    is_weighted: bool
+    chunk_weight: npt.NDArray[np.float64]
+    even: npt.NDArray[np.float64]
 
     @classmethod
     def of(
@@ -84,10 +98,13 @@ class _Axis(Struct, frozen=True, eq=False):
         groups: int,
         size: int,
         chunk: int,
+        weights: npt.NDArray[np.float64] | None,
     ) -> _Axis:
-        """The axis of an array with that size and chunk length."""
+        """The axis of an array with that size and chunk length, and weights of its positions."""
         order = np.argsort(places, kind="stable")
         places, codes = places[order], codes[order]
+        is_weighted = weights is not None
+        weights = np.ones(len(places)) if weights is None else weights[places]
         starts = np.arange(0, size, chunk)
         at, found = places // chunk, np.bincount(places // chunk, minlength=len(starts))
         first = np.full(len(starts), groups)
@@ -95,23 +112,53 @@ class _Axis(Struct, frozen=True, eq=False):
         np.minimum.at(first, at, codes)
         np.maximum.at(last, at, codes)
         whole = (found == np.minimum(chunk, size - starts)) & (first == last)
-        return cls(name, places, codes, groups, whole, found > 0, first)
+        total = np.bincount(at, weights, minlength=len(starts))
+        low, high = np.full(len(starts), np.inf), np.full(len(starts), -np.inf)
+        np.minimum.at(low, at, weights)
+        np.maximum.at(high, at, weights)
+        even = np.where(low == high, low, np.nan)
+        chunks = whole, found > 0, first
+        return cls(name, places, codes, groups, *chunks, weights, is_weighted, total, even)
 
     def parts(self, start: int, stop: int) -> tuple[slice, IndexArray | None, list[_Part]]:
-        """The cells to read from `start` to `stop`, which of these count, and their groups."""
+        """The cells to read from `start` to `stop`, which of these count, and their runs."""
         first, last = np.searchsorted(self.places, [start, stop])
         places, codes = self.places[first:last], self.codes[first:last]
         whole = slice(int(places[0]), int(places[-1]) + 1)
         some = None if whole.stop - whole.start == len(places) else places - places[0]
         edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
         lengths = np.diff(edges)
+        weights = self.weights[first:last]
         if (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]:
-            return whole, some, [(slice(None), edges[1], codes[edges[:-1]])]
-        return whole, some, [(slice(a, b), b - a, codes[a : a + 1]) for a, b in pairwise(edges)]
+            return whole, some, [_Part(slice(None), edges[1], codes[edges[:-1]], weights)]
+        parts = ((slice(a, b), b - a, codes[a : a + 1], weights[a:b]) for a, b in pairwise(edges))
+        return whole, some, [_Part(*part) for part in parts]
 
 
-type _Part = tuple[slice, int, IndexArray]
-"""Cells along an axis, in runs of a length (the last may be shorter), and the group of each run."""
+class _Part(NamedTuple):
+    """Cells along an axis, in runs of a length; the last may be shorter.
+
+    Parameters
+    ----------
+    cells : slice
+        Which of those that were read.
+    length : int
+        That of the runs.
+    codes : int64[runs]
+        The group of each run.
+    weights : float64[n]
+        The weights of the cells.
+    """
+
+    cells: slice
+    length: int
+    codes: IndexArray
+    weights: npt.NDArray[np.float64]
+
+    @property
+    def run_weights(self) -> npt.NDArray[np.float64]:
+        """The weight of each run."""
+        return np.add.reduceat(self.weights, np.arange(0, len(self.weights), self.length))
 
 
 class _Totals:
@@ -122,19 +169,26 @@ class _Totals:
         self.low, self.high = np.zeros(groups, dtype), np.zeros(groups, dtype)
         self.bounded = np.zeros(groups, np.bool_)
         self.is_float = dtype.kind == "f"
-        self.sums = np.zeros(groups)
+        self.sums, self.weighted, self.weight, self.covered = np.zeros((4, groups))
         # Integers, in two halves: their sum may exceed 64 bits.
         self._halves = np.zeros((2, groups), np.int64)
         self._wraps = np.zeros(groups, np.bool_)
 
-    def add(self, bounds: Bounds, groups: IndexArray, cells: IndexArray) -> None:
-        """Add rows, each to a group, with their numbers of cells."""
+    def add(
+        self, bounds: Bounds, groups: IndexArray, cells: IndexArray, covered: _Values | float = 0.0
+    ) -> None:
+        """Add rows, each to a group, with the numbers and the weights of all their cells."""
         for total, column in (
             (self.cells, cells),
             (self.missing, bounds.missing),
             (self.nan, bounds.nan),
         ):
             np.add.at(total, groups, column)
+        np.add.at(self.covered, groups, covered)
+        if bounds.weighted is not None:
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.add.at(self.weighted, groups, bounds.weighted.sums)
+                np.add.at(self.weight, groups, bounds.weighted.weights)
         some = bounds.bounded
         at, low, high = groups[some], bounds.low[some], bounds.high[some]
         new = at[~self.bounded[at]]
@@ -162,6 +216,7 @@ def summarize(
     path: str,
     indexers: Mapping[str, Any] | None,
     by: str | Sequence[str] | Mapping[str, str | None] | None,
+    weights: Mapping[str, Any] | None,
     branch: str | None,
 ) -> Any:
     """The answer, as `Session.summarize` documents it, with the index of the branch."""
@@ -174,8 +229,15 @@ def summarize(
         )
     if array.decoded(array.node, meaning.decodable(meaning.fill.reshape(1))).dtype.kind == "M":
         raise InvalidArgumentError(f"/{array.node.path} holds times, which are not summarized")
-    axes, coords = _axes(array, store, dict(indexers or {}), _by(by))
-    work = _Summary(array, store, meaning, axes)
+    found = None if weights is None else cell_weights(array.contents, array.node, weights)
+    if weights is not None and found is None:
+        raise InvalidArgumentError(
+            f"weights={weights!r:.200}: give for a dimension of /{array.node.path} one number for "
+            "each position, the name of a variable along it without packing, or 'cos' of its "
+            "coordinate in degrees"
+        )
+    axes, coords = _axes(array, store, dict(indexers or {}), _by(by), found)
+    work = _Summary(array, store, meaning, axes, found)
     work.run(branch)
     return work.answer(coords)
 
@@ -188,7 +250,11 @@ def _by(by: Any) -> dict[str, str | None]:
 
 
 def _axes(
-    array: WhereArray, store: ManifestStore, indexers: dict[str, Any], by: dict[str, str | None]
+    array: WhereArray,
+    store: ManifestStore,
+    indexers: dict[str, Any],
+    by: dict[str, str | None],
+    weights: CellWeights | None,
 ) -> tuple[list[_Axis], dict[str, Any]]:
     """What is selected along each axis, and the labels of the answer."""
     import xarray as xr
@@ -203,7 +269,8 @@ def _axes(
     ds = xr.open_zarr(store, group=group or None, consolidated=False, chunks=None)
     axes, coords = [], dict[str, Any]()
     meta = array.meta
-    for dim, size, chunk in zip(dims, meta.shape, meta.chunk_shape, strict=True):
+    along = weights.along if weights is not None else (None,) * len(dims)
+    for dim, size, chunk, its in zip(dims, meta.shape, meta.chunk_shape, along, strict=True):
         there = {dim: ds[dim]} if dim in ds.coords and ds[dim].dims == (dim,) else {}
         at = xr.DataArray(np.arange(size), dims=[dim], coords=there)
         if dim in indexers:
@@ -219,7 +286,7 @@ def _axes(
             named, labels, codes = _grouped(at, dim, by[dim])
             coords |= {} if labels is None else {named: labels}
             groups = len(places) if labels is None else len(labels)
-        axes.append(_Axis.of(named, places, codes, groups, size, chunk))
+        axes.append(_Axis.of(named, places, codes, groups, size, chunk, its))
     return axes, coords
 
 
@@ -264,12 +331,20 @@ class _Summary:
         What its values mean.
     axes : sequence of _Axis
         What is selected along each axis.
+    weights : CellWeights, optional
+        The weights of cells.
     """
 
     def __init__(
-        self, array: WhereArray, store: ManifestStore, meaning: Meaning, axes: Sequence[_Axis]
+        self,
+        array: WhereArray,
+        store: ManifestStore,
+        meaning: Meaning,
+        axes: Sequence[_Axis],
+        weights: CellWeights | None,
     ) -> None:
         self._array, self._meaning, self._axes = array, meaning, axes
+        self._digest = None if weights is None else weights.digest
         self._shape = tuple(axis.groups for axis in axes)
         self._totals = _Totals(meaning.dtype, math.prod(self._shape))
         self._zarr = zarr.open_array(store, path=array.node.path, mode="r")
@@ -298,8 +373,11 @@ class _Summary:
             coords, bounds = zones.coords(), zones.bounds
             clip = clips(coords, array.meta.shape, array.meta.chunk_shape)
             counts = self._whole(coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)
-            codes = self._codes([axis.code[at] for axis, at in self._each(coords[counts])])
-            self._answered(bounds.take(counts), codes, clip[counts])
+            cells = clipped_cells(clip, array.meta.chunk_shape)
+            if self._digest is not None:
+                bounds, weighted = self._weighted(bounds, coords, cells)
+                counts &= weighted
+            self._answered(bounds.take(counts), coords[counts], cells[counts])
             rest[rows_at(table, coords[counts])] = False
         self._counts["chunks_read"] = int(rest.sum())
         self._counts["bytes_read"] = int(table.length[rest].sum())
@@ -330,10 +408,24 @@ class _Summary:
             return np.zeros(1, np.int64)
         return np.ravel_multi_index(tuple(along), self._shape)
 
-    def _answered(self, bounds: Bounds, codes: IndexArray, clip: IndexArray) -> None:
-        cells = clipped_cells(clip, self._array.meta.chunk_shape)
-        self._totals.add(bounds, codes, cells)
+    def _answered(self, bounds: Bounds, coords: IndexArray, cells: IndexArray) -> None:
+        codes = self._codes([axis.code[at] for axis, at in self._each(coords)])
+        covered = _product([axis.chunk_weight[at] for axis, at in self._each(coords)])
+        self._totals.add(bounds, codes, cells, covered)
         self._counts["chunks_answered"] += len(bounds)
+
+    def _weighted(
+        self, bounds: Bounds, coords: IndexArray, cells: IndexArray
+    ) -> tuple[Bounds, npt.NDArray[np.bool_]]:
+        """The entries with weighted sums, and for which of them these are known."""
+        even = _product([axis.even[at] for axis, at in self._each(coords)])
+        sums, weights = bounds.sums * even, (cells - bounds.missing).astype(np.float64) * even
+        its = bounds.weighted
+        if its is not None and its.digest == self._digest:
+            own = ~np.isnan(its.weights)
+            sums, weights = np.where(own, its.sums, sums), np.where(own, its.weights, weights)
+        made = replace(bounds, weighted=Weighted(self._digest or b"", sums, weights))
+        return made, ~np.isnan(weights)
 
     def _without_leaves(self, region: Box, known: KnownZones) -> ChunkTable | None:
         """Answer leaves by their pages, and return the chunks that are left."""
@@ -343,6 +435,11 @@ class _Summary:
         if pages is None or not usable or not note_unchanged(array.contents, node, region):
             return array.chunks(node, region)
         counts = (pages.bounds.clip == 0) & ~_unknown(pages.bounds.sums)
+        if self._digest is not None:
+            its = pages.bounds.weighted
+            same = its is not None and its.digest == self._digest
+            counts &= ~np.isnan(its.weights) if its is not None and same else False
+            counts &= [page.count == page.box.size for page in pages.pages]
         due = [counts[i] and self._is_one(page.box) for i, page in enumerate(pages.pages)]
 
         def find() -> tuple[list[int], ChunkTable | None]:
@@ -359,7 +456,15 @@ class _Summary:
             codes = self._codes([axis.code[at] for axis, at in self._each(low)])
             chunks = np.array([page.count for page in listed], np.int64)
             bounds = pages.bounds.take(np.array(some))
-            self._totals.add(bounds, codes, chunks * math.prod(array.meta.chunk_shape))
+            cells = chunks * math.prod(array.meta.chunk_shape)
+            covered = [
+                math.prod(
+                    float(axis.chunk_weight[lo:hi].sum())
+                    for axis, lo, hi in zip(self._axes, page.box.lo, page.box.hi, strict=True)
+                )
+                for page in listed
+            ]
+            self._totals.add(bounds, codes, cells, np.array(covered))
             self._counts["chunks_answered"] += int(chunks.sum())
         return rest
 
@@ -401,8 +506,8 @@ class _Summary:
                 due.append(Box((*box.lo[:axis], middle, *box.lo[axis + 1 :]), box.hi))
                 due.append(Box(box.lo, (*box.hi[:axis], middle, *box.hi[axis + 1 :])))
 
-    def _measured(self, box: Box) -> list[tuple[Bounds, IndexArray, IndexArray]]:
-        """What a block of chunks says: rows, their groups, and their numbers of cells."""
+    def _measured(self, box: Box) -> list[tuple[Bounds, IndexArray, IndexArray, _Values]]:
+        """What a block of chunks says: rows, their groups, and how many cells they have."""
         meta, along = self._array.meta, list[list[_Part]]()
         place, some = list[slice](), list[IndexArray | None]()
         for axis, lo, hi, chunk, size in zip(
@@ -417,12 +522,19 @@ class _Summary:
             values = values if at is None else values.take(at, axis=number)
         found = []
         for pieces in product(*along):
-            lengths = [length for _, length, _ in pieces]
-            block = values[tuple(cells for cells, _, _ in pieces)]
-            rows = measure(block, lengths, self._meaning.missing)
-            grid = np.meshgrid(*(codes for _, _, codes in pieces), indexing="ij")
-            codes = self._codes([codes.ravel() for codes in grid])
-            found.append((rows, codes, clipped_cells(rows.clip, lengths)))
+            lengths, missing = [piece.length for piece in pieces], self._meaning.missing
+            block = values[tuple(piece.cells for piece in pieces)]
+            rows = measure(block, lengths, missing)
+            if self._digest is not None:
+                each = zip(self._axes, pieces, strict=True)
+                weights = CellWeights(
+                    tuple(piece.weights if axis.is_weighted else None for axis, piece in each)
+                )
+                both = weights.weigh(block, lengths, missing, some=bool(rows.missing.any()))
+                rows = replace(rows, weighted=Weighted(self._digest, *both))
+            codes = self._codes(_crossed([piece.codes for piece in pieces]))
+            covered = _product(_crossed([piece.run_weights for piece in pieces]))
+            found.append((rows, codes, clipped_cells(rows.clip, lengths), covered))
         return found
 
     # --- the answer -------------------------------------------------------------------------------
@@ -449,13 +561,17 @@ class _Summary:
             sums = np.array(whole, np.int64 if exact else np.float64)
         if (scale, offset) != (1, 0):
             sums = sums * scale + offset * count
+        dividend, divisor = sums, count.astype(np.float64)
+        if self._digest is not None:
+            dividend, divisor = totals.weighted * scale + offset * totals.weight, totals.weight
         with np.errstate(invalid="ignore", divide="ignore"):
-            mean = sums / count
+            mean = np.where(count > 0, dividend / divisor, np.nan)
         dims = [axis.name for axis in self._axes if axis.name is not None]
         shape = [axis.groups for axis in self._axes if axis.name is not None]
         units = {name: attributes[name] for name in ("units", "long_name") if name in attributes}
         columns = {"count": count, "missing": totals.missing, "min": low, "max": high}
         columns |= {"sum": sums, "mean": mean}
+        columns |= {} if self._digest is None else {"weight": totals.weight}
         return xr.Dataset(
             {
                 name: (dims, one.reshape(shape), units if name in ("min", "max", "mean") else {})
@@ -478,7 +594,12 @@ class _Summary:
             found = [fill.item() * n for n in rest.tolist()]
             sums[:] = [one if totals.is_float or abs(one) < -NO_SUM else NO_SUM for one in found]
         nan = rest if fill != fill else none
-        totals.add(Bounds(low, low, absent == 0, absent, nan, sums, none), groups, rest)
+        along = [np.bincount(axis.codes, axis.weights, axis.groups) for axis in self._axes]
+        weight = _product(_crossed(along))[groups] - totals.covered[groups]
+        weight = np.where(absent > 0, 0, weight)
+        its = Weighted(self._digest or b"", np.where(weight, weight * float(fill), 0), weight)
+        made = Bounds(low, low, absent == 0, absent, nan, sums, none, its)
+        totals.add(made, groups, rest)
 
     def _ends(self) -> tuple[_Values, _Values]:
         """The least and the greatest value of each group as xarray decodes them; NaN for none."""
@@ -493,6 +614,15 @@ class _Summary:
             np.where(totals.bounded, low, np.nan).astype(np.result_type(low.dtype, np.float32)),
             np.where(totals.bounded, high, np.nan).astype(np.result_type(low.dtype, np.float32)),
         )
+
+
+def _crossed(along: Sequence[_Values]) -> list[_Values]:
+    """One value for each combination of those along some axes, in C order, by axis."""
+    return [one.ravel() for one in np.meshgrid(*along, indexing="ij")]
+
+
+def _product(along: Sequence[_Values]) -> _Values:
+    return reduce(np.multiply, along, np.ones(1))
 
 
 def _unknown(sums: _Values) -> npt.NDArray[np.bool_]:

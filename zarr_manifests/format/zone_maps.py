@@ -20,11 +20,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -81,6 +81,14 @@ NO_SUM: Final = -(2**63)
 type _Codes = npt.NDArray[np.uint64]
 
 
+class StoredWeighted(Record, frozen=True):
+    """`Weighted` as it is stored."""
+
+    digest: Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+    sums: Any
+    weights: Any
+
+
 class StoredBounds(Record, frozen=True):
     """`Bounds` as they are stored."""
 
@@ -93,6 +101,48 @@ class StoredBounds(Record, frozen=True):
     other: Any
     clip: Any
     sums: Any = None
+    weighted: StoredWeighted | None = None
+
+
+class Weighted(Struct, frozen=True, eq=False):
+    """Sums of the values in chunks, each times the weight of its cell.
+
+    Parameters
+    ----------
+    digest : bytes
+        Hash of the weights of all cells of the array.
+    sums : float64[n]
+        The weighted sum of the values that are not missing; NaN if it is not known.
+    weights : float64[n]
+        The sum of the weights of these values.
+    """
+
+    digest: bytes
+    sums: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float64]
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> Weighted:
+        """The sums at these rows, or where a mask is true."""
+        return Weighted(self.digest, self.sums[rows], self.weights[rows])
+
+    def around(self) -> Weighted:
+        """One row: the sums of all rows together."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            both = np.array([self.sums.sum()]), np.array([self.weights.sum()])
+        return Weighted(self.digest, *both)
+
+    @staticmethod
+    def joined(parts: Sequence[Bounds]) -> Weighted | None:
+        """Those of all rows, by the newest weights; what was weighted by others is not known."""
+        known = [part.weighted for part in parts if part.weighted is not None]
+        if not known:
+            return None
+        digest, columns = known[-1].digest, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]()
+        for part in parts:
+            its, none = part.weighted, np.full(len(part), np.nan)
+            same = its is not None and its.digest == digest
+            columns.append((its.sums, its.weights) if its is not None and same else (none, none))
+        return Weighted(digest, *map(np.concatenate, zip(*columns, strict=True)))
 
 
 class Bounds(Struct, frozen=True, eq=False):
@@ -115,6 +165,8 @@ class Bounds(Struct, frozen=True, eq=False):
     clip : int64[n]
         How the array clipped the chunk when it was measured, as `grid.clips` numbers it; of pages,
         0 if it clipped none.
+    weighted : Weighted, optional
+        Weighted sums, where weights were declared when the values were measured.
 
     Raises
     ------
@@ -129,9 +181,12 @@ class Bounds(Struct, frozen=True, eq=False):
     nan: Column
     sums: npt.NDArray[Any]
     clip: Column
+    weighted: Weighted | None = None
 
     def __post_init__(self) -> None:
         columns = [getattr(self, name) for name in _COLUMNS]
+        if self.weighted is not None:
+            columns += [self.weighted.sums, self.weighted.weights]
         if len({column.shape for column in columns}) > 1 or self.low.ndim != 1:
             raise CorruptObjectError("the columns of bounds have different lengths")
         dtype = self.low.dtype
@@ -153,7 +208,9 @@ class Bounds(Struct, frozen=True, eq=False):
         """The bounds at these rows, or where a mask is true."""
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self
-        return Bounds(*(getattr(self, name)[rows] for name in _COLUMNS))
+        weighted = None if self.weighted is None else self.weighted.take(rows)
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return Bounds(**columns, weighted=weighted)
 
     def around(self) -> Bounds:
         """One row: the bounds of all rows together.
@@ -170,22 +227,26 @@ class Bounds(Struct, frozen=True, eq=False):
         """
         some = np.flatnonzero(self.bounded)
         total = np.array([added(self.sums)], self.sums.dtype)
-        rest = np.array([self.missing.sum()]), np.array([self.nan.sum()]), total, self.clip[:1]
-        if self.clip.any():
-            rest = (*rest[:3], np.ones(1, np.int64))
+        clip = np.array([int(self.clip.any())])
+        weighted = None if self.weighted is None else self.weighted.around()
+        counts = np.array([self.missing.sum()]), np.array([self.nan.sum()])
+        rest = (*counts, total, clip)
         if not len(some):
-            return Bounds(self.low[:1], self.high[:1], self.bounded[:1], *rest)
+            first = self.low[:1], self.high[:1], self.bounded[:1]
+            return Bounds(*first, *rest, weighted=weighted)
         low, high = self.low[some], self.high[some]
         # numpy has no least text, but sorts texts.
         least, most = (low.min(), high.max()) if low.dtype.kind != "S" else (min(low), max(high))
         ends = np.array([least], low.dtype), np.array([most], low.dtype)
-        return Bounds(*ends, np.array([True]), *rest)
+        return Bounds(*ends, np.array([True]), *rest, weighted=weighted)
 
     @staticmethod
     def joined(parts: Sequence[Bounds]) -> Bounds:
         """The rows of all parts, in order; needs at least one part, all of one type."""
-        columns = ([getattr(part, name) for part in parts] for name in _COLUMNS)
-        return Bounds(*map(np.concatenate, columns))
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
+        }
+        return Bounds(**columns, weighted=Weighted.joined(parts))
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack, rounded outward; needs at least one row."""
@@ -204,7 +265,11 @@ class Bounds(Struct, frozen=True, eq=False):
         packed |= {"type": self.low.dtype.str, "low": _encoded(low), "high": _encoded(span)}
         if sum_type(self.low.dtype) is None:
             return packed
-        return packed | {"sums": _encoded(_codes(self.sums))}
+        packed["sums"] = _encoded(_codes(self.sums))
+        if (its := self.weighted) is not None:
+            both = {"sums": _encoded(_codes(its.sums)), "weights": _encoded(_codes(its.weights))}
+            packed["weighted"] = {"digest": its.digest, **both}
+        return packed
 
     def _texts(self) -> dict[str, Any]:
         """The bounds of texts, cut to their first bytes."""
@@ -241,7 +306,12 @@ class Bounds(Struct, frozen=True, eq=False):
         bounded = decode_column(stored.bounded, n, 1).astype(np.bool_)
         counts = stored.nan, stored.other, stored.clip
         nan, other, clip = (decode_column(one, n, 2**62) for one in counts)
-        return cls(low, high, bounded, nan + ((other >> 1) ^ -(other & 1)), nan, sums, clip)
+        weighted = None
+        if (its := stored.weighted) is not None:
+            both = (_values(_decoded(one, n), np.dtype("f8")) for one in (its.sums, its.weights))
+            weighted = Weighted(its.digest, *both)
+        missing = nan + ((other >> 1) ^ -(other & 1))
+        return cls(low, high, bounded, missing, nan, sums, clip, weighted)
 
 
 def sum_type(dtype: np.dtype[Any]) -> np.dtype[Any] | None:

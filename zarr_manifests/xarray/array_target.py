@@ -20,6 +20,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from types import EllipsisType
 from typing import Any, Final
 
@@ -31,15 +32,16 @@ from xarray.backends.common import ArrayWriter
 from zarr_manifests.bulk import use_bulk, write_here
 from zarr_manifests.bulk.batch import watched
 from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
-from zarr_manifests.engine.edit.chunk_statistics import record_zones
+from zarr_manifests.engine.edit.chunk_statistics import cell_weights, record_zones
 from zarr_manifests.engine.edit.forks import freeze, merge_forks, revive
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.zone_maps import Bounds
+from zarr_manifests.format.zone_maps import Bounds, Weighted
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import (
     LARGE_BYTES,
     PIECE_BYTES,
+    CellWeights,
     ChunkMeasures,
     measure,
 )
@@ -77,6 +79,17 @@ class ArrayTarget:
         self._measured: list[tuple[Box, IndexArray, Bounds]] = []
         self._pads = array.shards is None  # to the edge of a chunk
 
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the coordinates that its weights come from have to be there before it."""
+        return self._measures and bool(self.meaning.weights)
+
+    @cached_property
+    def _weights(self) -> CellWeights | None:
+        contents = self._workspace.contents
+        node = contents.array_at(self.array.path)
+        return cell_weights(contents, node, self.meaning.weights)
+
     def __dask_tokenize__(self) -> object:
         return type(self).__name__, self.array.path, id(self)
 
@@ -90,7 +103,8 @@ class ArrayTarget:
             write_here(self.array, place, block)
             return
         meaning, chunk_shape = self.meaning, self._meta.chunk_shape
-        found = ChunkMeasures(meaning.dtype, meaning.missing)
+        weights = self._weights if self.is_weighted else None
+        found = ChunkMeasures(meaning.dtype, meaning.missing, weights)
         watch = watched(lambda at, chunk: found.add(at, meaning.compared(chunk)))
         with watch if self._are_large(box) else nullcontext():
             write_here(self.array, place, block)
@@ -99,6 +113,12 @@ class ArrayTarget:
             return
         values = meaning.compared(whole)
         bounds = measure(values, chunk_shape, meaning.missing, _ROOM.data)
+        if weights is not None:
+            sides = zip(box.lo, chunk_shape, values.shape, strict=True)
+            inside = weights.inside([slice(lo * n, lo * n + size) for lo, n, size in sides])
+            some = bool(bounds.missing.any())
+            both = inside.weigh(values, chunk_shape, meaning.missing, some=some)
+            bounds = replace(bounds, weighted=Weighted(weights.digest, *both))
         self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
 
     def _are_large(self, box: Box) -> bool:
@@ -170,11 +190,15 @@ class DatasetWriter(ArrayWriter):
         super().__init__()  # type: ignore[no-untyped-call]
         self._statistics = statistics
         self._all: list[ArrayTarget] = []
+        self._late: list[tuple[Any, ArrayTarget, Any]] = []
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
         """Write the source, or keep it for `compute` if dask has it."""
         to = ArrayTarget(target, statistics=self._statistics)
         self._all.append(to)
+        if to.is_weighted and isinstance(source, np.ndarray):
+            self._late.append((source, to, region))
+            return
         super().add(source, to, region)  # type: ignore[no-untyped-call]
 
     def compute(self, session: Session | Fork | ManifestStore, scheduler: Any) -> None:
@@ -182,6 +206,8 @@ class DatasetWriter(ArrayWriter):
 
         Other processes write to forks of the session; a store has none.
         """
+        for source, to, region in self._late:
+            super().add(source, to, region)  # type: ignore[no-untyped-call]
         if isinstance(session, ManifestStore) or not _computed_elsewhere(self.sources, scheduler):
             how = {"scheduler": scheduler}
             self.sync(chunkmanager_store_kwargs=how)  # type: ignore[no-untyped-call]

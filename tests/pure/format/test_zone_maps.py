@@ -22,6 +22,7 @@ from zarr_manifests.format.zone_maps import (
     NO_SUM,
     Bounds,
     StoredBounds,
+    Weighted,
     ZoneTable,
     added,
     sum_type,
@@ -43,7 +44,10 @@ def bounds_of(low: Any, high: Any, bounded: Any = None, counts: Any = None) -> B
     some = np.ones(n, np.bool_) if bounded is None else np.asarray(bounded, np.bool_)
     kind = sum_type(np.asarray(low).dtype)
     sums = np.full(n, np.nan) if kind is None else (nan - missing).astype(kind)
-    return Bounds(np.asarray(low), np.asarray(high), some, missing, nan, sums, clip)
+    weighted = None
+    if kind is not None and n % 2:
+        weighted = Weighted(bytes(16), nan / 3, np.where(missing > nan, np.nan, 2.5))
+    return Bounds(np.asarray(low), np.asarray(high), some, missing, nan, sums, clip, weighted)
 
 
 def back(bounds: Bounds) -> Bounds:
@@ -78,6 +82,10 @@ def test_bounds_are_exact_and_those_of_texts_only_grow(bounds: Bounds) -> None:
         assert found.high[some].tobytes() == bounds.high[some].tobytes()
     for name in ("missing", "nan", "clip", "sums"):
         np.testing.assert_array_equal(getattr(found, name), getattr(bounds, name))
+    assert (found.weighted is None) == (bounds.weighted is None)
+    if found.weighted is not None and bounds.weighted is not None:
+        np.testing.assert_array_equal(found.weighted.sums, bounds.weighted.sums)
+        np.testing.assert_array_equal(found.weighted.weights, bounds.weighted.weights)
     whole = bounds.around()  # of a page
     assert whole.bounded[0] == some.any()
     assert (whole.low[0] <= bounds.low[some]).all()

@@ -19,10 +19,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.engine.edit.bulk_chunks import stream_table
 from zarr_manifests.engine.edit.change_set import ForkState
+from zarr_manifests.engine.edit.chunk_statistics import cell_weights
 from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.objects.metadata import SessionKeys
@@ -39,8 +41,8 @@ from zarr_manifests.engine.snapshot.zones import (
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.zone_maps import Bounds, ZonePages, ZoneTable
-from zarr_manifests.grid import Box, Coords
+from zarr_manifests.format.zone_maps import Bounds, Weighted, ZonePages, ZoneTable
+from zarr_manifests.grid import Box, Coords, clips
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
 from zarr_manifests.planning.tables.live_deltas import rows_in
@@ -54,7 +56,7 @@ from zarr_manifests.planning.zones.meaning import (
     valid,
     zones_of_chunks,
 )
-from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning.zones.measure import CellWeights, measure
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import StatisticsReport
 from zarr_manifests.runtime import Run
@@ -84,15 +86,18 @@ class _MeasuredArray(Struct, frozen=True):
         What its values mean.
     decoder : BulkDecoder
         Decodes its chunks.
+    weights : CellWeights, optional
+        Those that are declared.
     """
 
     node: Node
     meta: ArrayMeta
     meaning: Meaning
     decoder: BulkDecoder
+    weights: CellWeights | None = None
 
     @classmethod
-    def of(cls, node: Node) -> _MeasuredArray | str:
+    def of(cls, contents: SessionView, node: Node) -> _MeasuredArray | str:
         """The array; the reason if its chunks cannot be measured."""
         assert node.array is not None
         meaning = Meaning.of(node.documents)
@@ -102,7 +107,8 @@ class _MeasuredArray(Struct, frozen=True):
         decoder = BulkDecoder.of(document, meaning.stored)
         if decoder is None:
             return "it has a codec that is not decoded here"
-        return cls(node, node.array, meaning, decoder)
+        weights = cell_weights(contents, node, meaning.weights)
+        return cls(node, node.array, meaning, decoder, weights)
 
     def measured(self, chunks: Sequence[tuple[Coords, bytes]]) -> Bounds | None:
         """The bounds of some chunks, in their order; None if only Zarr can decode one of them."""
@@ -118,14 +124,31 @@ class _MeasuredArray(Struct, frozen=True):
             [min(n, end - i * n) for i, n, end in zip(at, shape, ends, strict=True)]
             for at, _ in chunks
         ]
-        if all(size == [*shape] for size in sizes):
+        if self.weights is None and all(size == [*shape] for size in sizes):
             return measure(values, shape, missing)
         found = []
-        for row, (first, *others) in enumerate(sizes):
+        for row, ((first, *others), (at, _)) in enumerate(zip(sizes, chunks, strict=True)):
             begin = row * shape[0]
             inside = values[(slice(begin, begin + first), *map(slice, others))]
-            found.append(measure(inside, shape, missing))
+            bounds = measure(inside, shape, missing)
+            if self.weights is not None:
+                sides = zip(at, shape, inside.shape, strict=True)
+                weights = self.weights.inside([slice(i * n, i * n + size) for i, n, size in sides])
+                both = weights.weigh(inside, shape, missing, some=bool(bounds.missing[0]))
+                bounds = replace(bounds, weighted=Weighted(self.weights.digest, *both))
+            found.append(bounds)
         return Bounds.joined(found)
+
+    def holds(self, zones: ZoneTable) -> npt.NDArray[np.bool_]:
+        """Which entries have the cells that the array has now, and its weights (bool[n])."""
+        clip, bounds = clips(zones.coords(), self.meta.shape, self.meta.chunk_shape), zones.bounds
+        found: npt.NDArray[np.bool_] = bounds.clip == clip
+        if self.weights is None:
+            return found
+        its = bounds.weighted
+        if its is None or its.digest != self.weights.digest:
+            return np.zeros(len(zones), np.bool_)
+        return found & ~np.isnan(its.weights)
 
     def _room(self, chunks: int) -> npt.NDArray[Any]:
         """An array for so many chunks, full of fill values: shards may lack some."""
@@ -160,7 +183,7 @@ class _MeasureTask(Struct, frozen=True):
         """The entries of the chunks in a table of the node."""
         node_id, table = job
         contents = revive_reader(self.state)
-        array = _MeasuredArray.of(contents.view.by_id[node_id])
+        array = _MeasuredArray.of(contents, contents.view.by_id[node_id])
         assert isinstance(array, _MeasuredArray)  # as the driver has found
         return _measured(contents, array, table)
 
@@ -179,14 +202,18 @@ class _Measuring(Struct):
 
     def tell_total(self, view: SnapshotView, nodes: Sequence[Node]) -> None:
         """Tell how many chunks these arrays have; those known already are taken off later."""
-        paths = {f"/{node.path}" for node in nodes if not isinstance(_MeasuredArray.of(node), str)}
+        paths = {
+            f"/{node.path}"
+            for node in nodes
+            if not isinstance(_MeasuredArray.of(self.contents, node), str)
+        }
         arrays = totals_of(view).arrays
         self.expected = sum(array.chunks for array in arrays if array.path in paths)
         expect("measuring", self.expected)
 
     def do(self, node: Node) -> StatisticsReport:
         """Measure the chunks of one array that have no entry."""
-        array, path = _MeasuredArray.of(node), f"/{node.path}"
+        array, path = _MeasuredArray.of(self.contents, node), f"/{node.path}"
         view, node_id = self.contents.view, node.node_id
         if isinstance(array, str):
             return StatisticsReport(path, 0, 0, 0, array)
@@ -227,6 +254,7 @@ class _Measuring(Struct):
 
     def _looked_up(self, array: _MeasuredArray, leaf: PlacedLeaf | None, table: ChunkTable) -> _Due:
         known = self.zones.counting(array.node, table)
+        known = None if known is None else taken(known, array.holds(known))
         missing = np.ones(len(table), np.bool_)
         if known is not None:
             missing[rows_at(table, known.coords())] = False

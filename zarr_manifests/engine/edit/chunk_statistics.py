@@ -18,6 +18,7 @@ at from the newest on, until all cells with chunks have a time.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import batched, islice
@@ -27,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from zarr_manifests.engine.edit.bulk_chunks import find_chunks
+from zarr_manifests.decoding import BulkDecoder
+from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_table
 from zarr_manifests.engine.edit.change_set import ChangeSet
 from zarr_manifests.engine.edit.overlay import SessionView
 from zarr_manifests.engine.edit.packs import StagedRef
@@ -46,11 +48,14 @@ from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
 from zarr_manifests.grid import Box, Coords, IndexArray, clipped_cells
+from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, join, split
 from zarr_manifests.picturing import ChunkMap, Folding
 from zarr_manifests.planning.tables.regions import Bounds as AxisBounds
 from zarr_manifests.planning.tables.sums import NOTHING
 from zarr_manifests.planning.zones.meaning import Meaning, zones_of_chunks
+from zarr_manifests.planning.zones.measure import CellWeights
 
+_PACKING: Final = (b"scale_factor", b"add_offset")
 _SLAB_CHUNKS: Final = 1 << 18
 _MOST_COMMITS: Final = 1000
 _AT_ONCE: Final = 16
@@ -125,6 +130,53 @@ def chunk_statistics(
         clipped_cells(found.clip, node.array.chunk_shape),
         np.where(found.sums == NO_SUM, np.nan, found.sums),
     )
+
+
+def cell_weights(contents: SessionView, node: Node, along: Mapping[str, Any]) -> CellWeights | None:
+    """Weights of an array's cells by dimension; None if there are none, or if they cannot be had.
+
+    Those along a dimension are numbers, the name of a variable along it, or `"cos"`: the cosine of
+    its coordinate in degrees.
+    """
+    meta = node.array
+    assert meta is not None
+    dims = meta.dimension_names or ()
+    if not along or not {*along} <= {*dims}:
+        return None
+    found: list[npt.NDArray[np.float64] | None] = []
+    for dim, size in zip(dims, meta.shape, strict=True):
+        said = along.get(str(dim))
+        if isinstance(said, str):
+            name = str(dim) if said == "cos" else said
+            said = _numbers_of(contents, join(split(node.path)[0], name))
+            said = np.cos(np.deg2rad(said)) if name == dim and said is not None else said
+        elif said is not None:
+            said = np.asarray(said, np.float64)
+        if str(dim) in along and (said is None or said.shape != (size,)):
+            return None
+        found.append(said)
+    return CellWeights(tuple(found))
+
+
+def _numbers_of(contents: SessionView, path: str) -> npt.NDArray[np.float64] | None:
+    """The values of a variable with one dimension; None if it has none that are plain numbers."""
+    node = contents.node(path)
+    meaning = Meaning.of({} if node is None else node.documents)
+    if node is None or node.array is None or meaning.dtype.kind not in "iuf":
+        return None
+    if any(name in one for one in node.documents.values() for name in _PACKING):
+        return None
+    document = json.loads(node.documents.get(V3_DOCUMENT) or node.documents[V2_ARRAY])
+    decoder, table = BulkDecoder.of(document, meaning.stored), contents.chunks(node)
+    if decoder is None or table is None or table.box.ndim != 1:
+        return None
+    room = node.array.grid.size * node.array.chunk_shape[0]
+    out = np.full(room, meaning.fill.view(meaning.stored), meaning.stored)
+    chunks = stream_table(contents, table, gap_bytes=0, window_bytes=max(out.nbytes, 1))
+    if not decoder.decode(list(chunks), out, (0,)):
+        return None
+    values = out[: node.array.shape[0]].astype(np.float64)
+    return values if np.isfinite(values).all() else None
 
 
 def record_zones(

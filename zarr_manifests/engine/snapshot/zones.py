@@ -136,11 +136,14 @@ class KnownZones(Struct, frozen=True):
             yield from zones.of_node(node_id, box)
 
     def near(self, node_id: bytes, box: Box) -> Iterator[ZoneTable]:
-        """Those with entries of the node that may be in the box, oldest first."""
+        """Those with entries of the node that may be in the box.
+
+        Those in pages are last, since chunks may have been measured again.
+        """
+        yield from self.recent_of(node_id, box)
         pages = self.pages(node_id)
         if pages is not None:
             yield from read_pages(self.context, pages, pages.near(box)).values()
-        yield from self.recent_of(node_id, box)
 
     def counting(
         self, node: Node, table: ChunkTable, newer: Iterable[ZoneTable] = ()

@@ -18,6 +18,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -48,6 +49,7 @@ from zarr_manifests.planning.tables.merge import (
 _DIGEST_BYTES: Final = 16
 _ATTRIBUTES: Final = ("_FillValue", "missing_value", "_Unsigned", "_Encoding", "dtype")
 _UNREAD: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_WEIGHTS: Final = re.compile(r"(\S+):\s*(\S+)")
 _EXACT: Final = 2**53
 """Xarray compares larger integers as floats, which also takes their neighbours for missing."""
 _MAX_TEXT_BYTES: Final = 4096
@@ -84,6 +86,9 @@ class Meaning(Struct, frozen=True, eq=False):
         Values that are missing, besides NaN and NaT; of `dtype`, sorted.
     fill : scalar array
         The fill value; of `dtype`.
+    weights : mapping of str to str
+        By dimension, the weights of cells that the attribute `statistics_weights` declares, such as
+        `"lat: cos"`. They are no part of the meaning.
 
     Examples
     --------
@@ -105,6 +110,7 @@ class Meaning(Struct, frozen=True, eq=False):
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype("V"))
     missing: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
     fill: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(()))
+    weights: Mapping[str, str] = {}
 
     @classmethod
     def of(cls, documents: Mapping[str, bytes]) -> Meaning:
@@ -155,7 +161,8 @@ def _of_documents(v3: bytes | None, v2: bytes | None, v2_attributes: bytes | Non
         found = None
     if found is None or fields.get("storage_transformers"):
         return Meaning(digest, lossless)
-    return Meaning(digest, lossless, True, *found)
+    weights = dict(_WEIGHTS.findall(str(attributes.get("statistics_weights", ""))))
+    return Meaning(digest, lossless, True, *found, weights)
 
 
 def _digest(value: Any) -> bytes:

@@ -14,13 +14,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from itertools import product
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
-from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
+from zarr_manifests.format.zone_maps import HASH_BYTES, NO_SUM, Bounds, Weighted, sum_type
 from zarr_manifests.grid import Box, Coords, IndexArray, grid_clips, grid_shape
 
 type _Values = npt.NDArray[Any]
@@ -36,6 +39,8 @@ PIECE_BYTES: Final = 2**20
 
 Smaller pieces take longer: each means more calls, and turns for other threads.
 """
+_quiet: Final = np.errstate(invalid="ignore", over="ignore")
+"""A sum may be of infinities of both signs, or too large."""
 _FEW: Final = 32
 """Chunks with at most so many values in a row are reduced column by column, which is faster."""
 
@@ -131,6 +136,79 @@ def _bounds(
     return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, total, clips)
 
 
+class CellWeights(Struct, frozen=True, eq=False):
+    """Weights of an array's cells: the product of one weight for each axis.
+
+    Parameters
+    ----------
+    along : tuple of (float64[n] or None)
+        For each axis the weights of its positions; None for 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.planning.zones.measure import CellWeights
+    >>> values, weights = np.array([3, 1, -9, 7], "i2"), CellWeights((np.array([1, 2, 3, 4.0]),))
+    >>> sums, there = weights.weigh(values, (2,), np.array([-9], "i2"), some=True)
+    >>> sums.tolist(), there.tolist()
+    ([5.0, 28.0], [3.0, 4.0])
+    """
+
+    along: tuple[npt.NDArray[np.float64] | None, ...]
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of the weights of all cells."""
+        parts = [b"" if one is None else one.astype("<f8").tobytes() for one in self.along]
+        whole = b"".join(blake2b(part, digest_size=HASH_BYTES).digest() for part in parts)
+        return blake2b(whole, digest_size=HASH_BYTES).digest()
+
+    def inside(self, place: Sequence[slice]) -> CellWeights:
+        """Those of the cells of a block."""
+        parts = zip(self.along, place, strict=True)
+        return CellWeights(tuple(None if one is None else one[cells] for one, cells in parts))
+
+    def weigh(
+        self, values: _Values, chunk_shape: Sequence[int], missing: _Values, *, some: bool
+    ) -> tuple[_Values, _Values]:
+        """Weighted sums, and weights, of the chunks of a block of numbers with these weights.
+
+        The block is as in `measure`; `some` says whether there are missing values.
+        """
+        dtype, number, marks = _numbers(values.dtype, missing)
+        added: _Values = values.astype(dtype, copy=False).view(number)
+        there: _Values | None = None
+        if some:
+            absent = np.isnan(added) if dtype.kind == "f" else np.zeros(added.shape, np.bool_)
+            for mark in marks:
+                absent |= added == mark
+            added, there = np.where(absent, number.type(0), added), np.where(absent, 0.0, 1.0)
+        whole = np.ones((1,) * values.ndim)
+        # Those without weights first, the last one above all: few values are left to multiply.
+        for axis in sorted(range(values.ndim), key=lambda at: (self.along[at] is not None, -at)):
+            starts, shape = np.arange(0, values.shape[axis], chunk_shape[axis]), [1] * values.ndim
+            shape[axis] = values.shape[axis]
+            one = self.along[axis]
+            weights = None if one is None else one.reshape(shape)
+            whole = whole * _summed(np.ones(shape), starts, axis, weights)
+            if one is None and chunk_shape[axis] == 1:
+                continue
+            added = _summed(added, starts, axis, weights)
+            there = None if there is None else _summed(there, starts, axis, weights)
+        return added.astype("f8").ravel(), (whole if there is None else there).ravel()
+
+
+@_quiet
+def _summed(
+    values: _Values, starts: IndexArray, axis: int, weights: _Values | None = None
+) -> _Values:
+    """Sums of the runs that start there."""
+    values = values if weights is None else values * weights
+    if len(starts) == 1:
+        return np.asarray(np.add.reduce(values, axis=axis, dtype=np.float64, keepdims=True))
+    return np.add.reduceat(values, starts, axis=axis, dtype=np.float64)
+
+
 class Extent(NamedTuple):
     """Bounds, counts and sum of one chunk.
 
@@ -165,6 +243,8 @@ class ChunkMeasures:
         The chunks' type, not of texts.
     missing : array
         As in `measure`.
+    weights : CellWeights, optional
+        Those of the array.
 
     Examples
     --------
@@ -179,9 +259,13 @@ class ChunkMeasures:
     (2, (2,), [0, 1], [1, 7], [0, 1])
     """
 
-    def __init__(self, dtype: np.dtype[Any], missing: _Values) -> None:
+    def __init__(
+        self, dtype: np.dtype[Any], missing: _Values, weights: CellWeights | None = None
+    ) -> None:
         self._dtype, self._number, self._marks = _numbers(dtype, missing)
         self._found: dict[Coords, Extent] = {}
+        self._missing, self._weights = missing, weights
+        self._weighed: dict[Coords, tuple[_Values, _Values]] = {}
 
     def __len__(self) -> int:
         return len(self._found)
@@ -193,6 +277,11 @@ class ChunkMeasures:
             values = values.transpose(_in_memory(values))
         found = Extent(*_measured_chunk(values, self._marks, room), values.size)
         self._found[coords] = found
+        if self._weights is not None:
+            sides = zip(coords, chunk.shape, strict=True)
+            inside = self._weights.inside([slice(at * n, (at + 1) * n) for at, n in sides])
+            both = inside.weigh(chunk, chunk.shape, self._missing, some=found.missing > 0)
+            self._weighed[coords] = both
         return found
 
     def rows(self) -> tuple[Box, IndexArray, Bounds]:
@@ -208,6 +297,10 @@ class ChunkMeasures:
         coords = np.array(every, np.int64).reshape(len(every), -1)
         box = Box(tuple(coords.min(0).tolist()), tuple((coords.max(0) + 1).tolist()))
         bounds = _bounds(self._dtype, np.zeros(len(every), np.int64), *found)
+        if self._weights is not None:
+            both = zip(*(self._weighed[at] for at in every), strict=True)
+            its = Weighted(self._weights.digest, *map(np.concatenate, both))
+            bounds = replace(bounds, weighted=its)
         return box, box.ravel(coords), bounds
 
 
@@ -271,10 +364,6 @@ def _inside(starts: Sequence[int], at: Sequence[slice], sizes: Sequence[int]) ->
     """The cells of a slab that starts there."""
     parts = zip(starts, at, sizes, strict=True)
     return tuple(slice(first, first + (part.stop - part.start) * n) for first, part, n in parts)
-
-
-# A sum may be of infinities of both signs, or too large.
-_quiet: Final = np.errstate(invalid="ignore", over="ignore")
 
 
 @_quiet

@@ -36,6 +36,12 @@ FAULTS = [
         "counts = self._whole(coords) & ~_unknown(bounds.sums)",
     ),
     Fault(
+        "sums-by-other-weights-count",
+        "summarizing.py",
+        "        if its is not None and its.digest == self._digest:\n            own",
+        "        if its is not None:\n            own",
+    ),
+    Fault(
         "a-leaf-answers-for-several-groups",
         "summarizing.py",
         "bool(axis.whole[lo:hi].all()) and len({*axis.code[lo:hi].tolist()}) == 1",
