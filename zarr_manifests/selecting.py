@@ -209,7 +209,7 @@ class WhereArray:
         """
         if name == self.name and self.dims != (self.name,):
             return self.node
-        node = self._at(name)
+        node = self.beside(name)
         if node is None or node.array is None:
             if name in self.dims:
                 return self.dims.index(name)  # its positions
@@ -233,12 +233,13 @@ class WhereArray:
             f"and chunks, and coordinates along one of its dimensions ({dims})"
         )
 
-    def _at(self, name: str) -> Node | None:
+    def beside(self, name: str) -> Node | None:
+        """What has that name in the array's group."""
         return self.contents.node(f"{self._group}/{name}".lstrip("/"))
 
     def coordinate(self, name: str, axis: int) -> Ranges:
         """The decoded values of a coordinate; positions from 0 on where there is none."""
-        node, size = self._at(name), self.meta.shape[axis]
+        node, size = self.beside(name), self.meta.shape[axis]
         if size > _MOST_CELLS:
             raise InvalidArgumentError(
                 f"{name!r} has {size} values, and at most {_MOST_CELLS} can be compared"

@@ -259,20 +259,18 @@ def _axes(
     """What is selected along each axis, and the labels of the answer."""
     import xarray as xr
 
-    group = array.node.path.rpartition("/")[0]
     dims = [str(dim) for dim in array.dims]
     for name in (*indexers, *by):
         if name not in dims or None in array.dims:
             raise InvalidArgumentError(
                 f"/{array.node.path} has no dimension {name!r}; it has {', '.join(dims) or 'none'}"
             )
-    ds = xr.open_zarr(store, group=group or None, consolidated=False, chunks=None)
     axes, coords = [], dict[str, Any]()
     meta = array.meta
     along = weights.along if weights is not None else (None,) * len(dims)
     for dim, size, chunk, its in zip(dims, meta.shape, meta.chunk_shape, along, strict=True):
-        there = {dim: ds[dim]} if dim in ds.coords and ds[dim].dims == (dim,) else {}
-        at = xr.DataArray(np.arange(size), dims=[dim], coords=there)
+        labels = _labels(array, store, dim, size)
+        at = xr.DataArray(np.arange(size), dims=[dim], coords=labels)
         if dim in indexers:
             try:
                 at = at.sel({dim: indexers[dim]})
@@ -288,6 +286,16 @@ def _axes(
             groups = len(places) if labels is None else len(labels)
         axes.append(_Axis.of(named, places, codes, groups, size, chunk, its))
     return axes, coords
+
+
+def _labels(array: WhereArray, store: ManifestStore, dim: str, size: int) -> dict[str, Any]:
+    """The coordinate of a dimension by its name; nothing if there is none."""
+    node = array.beside(dim)
+    if node is None or node.array is None or node.array.shape != (size,):
+        return {}
+    opened = zarr.open_array(store, path=node.path, mode="r")
+    use_bulk(opened)
+    return {dim: (dim, array.decoded(node, np.asarray(opened[...])))}
 
 
 def _grouped(at: Any, dim: str, how: str | None) -> tuple[str, Any, IndexArray]:

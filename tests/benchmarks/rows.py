@@ -36,6 +36,7 @@ from scans import (
     scanning_where,
 )
 from starting import importing, starting
+from summaries import boxing, extremes_far, weighing
 from wheres import choosing
 from workloads import (
     appending,
@@ -442,6 +443,37 @@ ROWS = [
             "seconds, leaves are cut": 0.3,
             "bytes of the zone map": 9e6,
         },
+    ),
+    Row(
+        "summary-weighted",
+        "global mean of each day, weighted by area, of 20 years from statistics",
+        weighing,
+        ("zarr_manifests",),
+        {"days": (7305, 7305, 40), "real_days": (60, 20, 2), "rows": (721, 181, 10)},
+        "s",
+        durability="-",
+        limits={"value": 0.3, "part of xarray's time, days with values": 0.01},
+    ),
+    Row(
+        "summary-box",
+        "mean of a box whose edges cut chunks",
+        boxing,
+        ("zarr_manifests",),
+        {"chunks_of_an_axis": (38, 20, 4), "chunk": (14, 14, 2)},
+        "s",
+        durability="-",
+        limits={"part of xarray's time": 0.2},
+    ),
+    Row(
+        "summary-far",
+        "least and greatest value of an array of a million chunks, 20 ms away",
+        extremes_far,
+        ("zarr_manifests",),
+        {"chunks": (1_000_000, 100_000, 1000), **_FAR},
+        "s",
+        durability="-",
+        cache="nothing known",
+        limits={"requests": 4, "bytes read": 100e3},
     ),
     Row(
         "spark-scan",

@@ -28,7 +28,7 @@ def choosing(case: Case) -> Iterator[Figure]:
     Beside it: a where that few match, and one whose coordinates cut leaves.
     """
     grid = (max(1, case.sizes["chunks"] // _COLUMNS), _COLUMNS)
-    few, half = _fill(case, grid)
+    few, half = fill(case, grid)
     rows, columns = (n * _SIDE for n in grid)
     cut = f"a > {half} AND y >= {rows * 7 // 20} AND x < {columns * 3 // 5}"
     nbytes = _zone_bytes(zm.open(case.folder))
@@ -49,7 +49,7 @@ def choosing(case: Case) -> Iterator[Figure]:
         yield replace(found["half"], extras=extras)
 
 
-def _fill(case: Case, grid: tuple[int, int]) -> tuple[float, float]:
+def fill(case: Case, grid: tuple[int, int]) -> tuple[float, float]:
     """Make the array, with chunks in files elsewhere; values that few and half of them exceed."""
     rng = np.random.default_rng(0)
     chunks = grid[0] * grid[1]
