@@ -193,7 +193,7 @@ class Room:
 
     def __init__(self, nbytes: int) -> None:
         self._most = self._left = nbytes
-        self._freed = anyio.Condition()
+        self._waiting: list[anyio.Event] = []
 
     @asynccontextmanager
     async def hold(self, nbytes: int) -> AsyncIterator[None]:
@@ -201,18 +201,19 @@ class Room:
         if nbytes <= _FEW_BYTES:
             yield
             return
+        # No lock, which a request could be cancelled for, or with: all are in one thread.
         nbytes = min(nbytes, self._most)
-        async with self._freed:
-            while self._left < nbytes:
-                await self._freed.wait()
-            self._left -= nbytes
+        while self._left < nbytes:
+            self._waiting.append(freed := anyio.Event())
+            await freed.wait()
+        self._left -= nbytes
         try:
             yield
         finally:
-            with anyio.CancelScope(shield=True):
-                async with self._freed:
-                    self._left += nbytes
-                    self._freed.notify_all()
+            self._left += nbytes
+            waiting, self._waiting = self._waiting, []
+            for freed in waiting:
+                freed.set()
 
 
 def etag_of(data: bytes) -> str:
