@@ -794,7 +794,7 @@ class Session:
     def summarize(
         self,
         path: str,
-        indexers: Mapping[str, Any] | None = None,
+        indexers: Mapping[str, Any] | str | None = None,
         *,
         by: str | Sequence[str] | Mapping[str, str | None] | None = None,
         weights: Mapping[str, Any] | None = None,
@@ -810,8 +810,9 @@ class Session:
         ----------
         path : str
             The array: numbers or booleans, packed or not.
-        indexers : mapping of str to labels, optional
-            What is selected along dimensions, as in `xarray.Dataset.sel`. All, if it is left out.
+        indexers : mapping of str to labels, or str, optional
+            What is selected along dimensions, as in `xarray.Dataset.sel`; or a where of
+            `chunks_where` that names coordinates, such as `"lat > 30"`. All, if it is left out.
         by : str, sequence or mapping, optional
             Dimensions of which each label has its own answer. As a mapping, the labels in groups:
             by a part of their time, `{"time": "month"}`, as in `groupby("time.month")`; or by a

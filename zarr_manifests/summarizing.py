@@ -36,7 +36,8 @@ from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import rows_at, select
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import CellWeights, measure
-from zarr_manifests.planning.zones.skipping import boxes_of
+from zarr_manifests.planning.zones.skipping import boxes_of, may_match
+from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.selecting import WhereArray
 from zarr_manifests.store import ManifestStore
@@ -214,7 +215,7 @@ class _Totals:
 def summarize(
     store: ManifestStore,
     path: str,
-    indexers: Mapping[str, Any] | None,
+    indexers: Mapping[str, Any] | str | None,
     by: str | Sequence[str] | Mapping[str, str | None] | None,
     weights: Mapping[str, Any] | None,
     branch: str | None,
@@ -236,7 +237,9 @@ def summarize(
             "each position, the name of a variable along it without packing, or 'cos' of its "
             "coordinate in degrees"
         )
-    axes, coords = _axes(array, store, dict(indexers or {}), _by(by), found)
+    chosen: Mapping[str, Any] = _chosen(array, indexers) if isinstance(indexers, str) else {}
+    labels = {} if indexers is None or isinstance(indexers, str) else dict(indexers)
+    axes, coords = _axes(array, store, chosen, labels, _by(by), found)
     work = _Summary(array, store, meaning, axes, found)
     work.run(branch)
     return work.answer(coords)
@@ -249,9 +252,26 @@ def _by(by: Any) -> dict[str, str | None]:
     return dict.fromkeys(names)
 
 
+def _chosen(array: WhereArray, where: str) -> dict[str, npt.NDArray[np.bool_]]:
+    """By dimension, the positions that a where selects."""
+    found: dict[str, npt.NDArray[np.bool_]] = {}
+    for comparison in parse_where(where).comparisons:
+        axis = array.column(comparison.column)
+        if not isinstance(axis, int):
+            raise InvalidArgumentError(
+                f"`{comparison.sql}` is about values: a summary takes comparisons of coordinates "
+                f"along the dimensions of /{array.node.path}"
+            )
+        fits = may_match(comparison, array.coordinate(comparison.column, axis))
+        dim = str(array.dims[axis])
+        found[dim] = fits & found[dim] if dim in found else fits
+    return found
+
+
 def _axes(
     array: WhereArray,
     store: ManifestStore,
+    chosen: Mapping[str, npt.NDArray[np.bool_]],
     indexers: dict[str, Any],
     by: dict[str, str | None],
     weights: CellWeights | None,
@@ -271,6 +291,8 @@ def _axes(
     for dim, size, chunk, its in zip(dims, meta.shape, meta.chunk_shape, along, strict=True):
         labels = _labels(array, store, dim, size)
         at = xr.DataArray(np.arange(size), dims=[dim], coords=labels)
+        if dim in chosen:
+            at = at[chosen[dim]]
         if dim in indexers:
             try:
                 at = at.sel({dim: indexers[dim]})

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zarr_manifests as zm
+from cli_calls import call, lines, objects
 from effort import examples
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.storage.memory import MemoryStorage
@@ -269,3 +270,25 @@ def test_only_numbers_are_summarized() -> None:
         session.summarize("missing")
     with pytest.raises(InvalidArgumentError, match=r"a part of a time.* or a frequency"):
         session.summarize("n", by={"t": "fortnight"})
+
+
+def test_the_command_line_shows_a_table_and_what_was_read(tmp_path: Any) -> None:
+    ds = xr.Dataset({"air": (("time", "lat"), np.arange(45.0).reshape(9, 5))})
+    ds = ds.assign_coords(time=TIMES, lat=LATS)
+    zm.write(ds, zm.create(tmp_path), message="air", encoding={"air": {"chunks": (1, 5)}})
+    table = lines("summarize", tmp_path, "air", "--by", "time:month")
+    assert table[0].split() == ["month", "count", "missing", "min", "max", "sum", "mean"]
+    assert table[1].split() == ["1", "20", "0", "0", "19", "190", "9.5"]
+    assert table[-1] == "9 chunks answered by statistics, 0 read"
+    where = ("--where", "lat > 30 AND time < '2001-01-30'", "-w", "lat=cos")
+    row, told = objects("summarize", tmp_path, "air", *where)
+    assert (row["count"], row["sum"], told["chunks_read"]) == (6, 21, 2)
+    assert row["weight"] == pytest.approx(2 * np.cos(np.deg2rad([60, 50, 40])).sum())
+    for words, said in (
+        (("--where", "air > 3"), "is about values"),
+        (("--by", "depth"), "no dimension 'depth'"),
+        (("-w", "lat=area"), "give for a dimension of /air"),
+    ):
+        result = call("summarize", tmp_path, "air", *words)
+        assert result.exit_code == 2
+        assert said in result.stderr

@@ -105,4 +105,4 @@ def test_there_are_no_more_names_than_one_can_look_through() -> None:
     assert classes[Session] <= 19
     assert len(zarr_manifests.__all__) <= 18
     assert sum(len(importlib.import_module(name).__all__) for name in PUBLIC) <= 61
-    assert len(get_group(app).commands) <= 25
+    assert len(get_group(app).commands) <= 26

@@ -29,7 +29,7 @@ _USAGE: Final[Any] = typer.BadParameter.__mro__[1]
 _VERBS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Look": {
         "history": ("log", "show", "diff"),
-        "looking": ("tree", "cat", "info", "du"),
+        "looking": ("tree", "cat", "summarize", "info", "du"),
         "config": ("explain",),
         "transfers": ("serve",),
     },

@@ -1,4 +1,4 @@
-"""`zarr-manifests tree`, `cat`, `info` and `du`: what a repository and a version of it hold."""
+"""`zarr-manifests tree`, `cat`, `summarize`, `info`, `du`: what a repository and a version hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from zarr_manifests.cli.verbs import Repo, Told, TrustingRepo, console, styled, verb
+from zarr_manifests.cli.verbs import Pairs, Repo, Told, TrustingRepo, console, pairs, styled, verb
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table, more
@@ -150,6 +150,54 @@ def _corner(shape: Sequence[int], limit: int) -> list[range]:
     while math.prod(sizes) > limit:
         sizes[sizes.index(max(sizes))] -= 1
     return [range(size) for size in sizes]
+
+
+# --- summarize -------------------------------------------------------------------------------
+
+
+@verb
+def run_summarize(
+    repo: TrustingRepo,
+    array: str,
+    *,
+    at: str = "main",
+    by: list[str] | None = None,
+    where: str | None = None,
+    weight: Pairs = None,
+) -> object:
+    """Count values of an array, with extremes, sum and mean, mostly from statistics.
+
+    Parameters
+    ----------
+    array :
+        The path of the array.
+    by : DIM[:PART]
+        Answer for each label of a dimension, or in groups: time, time:month, time:MS.
+    where :
+        Which labels, such as "lat > 30 AND time >= '2020'".
+    weight : -w DIM=WEIGHTS
+        Weights of cells, for the mean: lat=cos, or the name of a variable along it.
+    """
+    groups = dict(one.partition(":")[::2] for one in by or ())
+    found = repo.readonly_session(at).summarize(
+        array,
+        where,
+        by={dim: part or None for dim, part in groups.items()} or None,
+        weights=pairs(weight, "--weight") or None,
+    )
+    numbers, labels = list(found.data_vars), [str(dim) for dim in found.sizes]
+    table = columns(*labels, *numbers, right=numbers)
+    frame = (
+        found.to_dataframe().reset_index() if labels else found.expand_dims("all").to_dataframe()
+    )
+    rows = frame[[name for name in (*labels, *numbers) if name in frame]].to_dict("records")
+    for row in rows:
+        table.add_row(
+            *(f"{one:,.6g}" if isinstance(one, float) else str(one) for one in row.values())
+        )
+    answered, read = found.attrs["chunks_answered"], found.attrs["chunks_read"]
+    last = f"{count_text(answered, 'chunk')} answered by statistics, {read:,} read"
+    return Told([*rows, found.attrs], [table, styled(last, "dim")])
 
 
 # --- sizes -----------------------------------------------------------------------------------
