@@ -262,7 +262,7 @@ def _chosen(array: WhereArray, where: str) -> dict[str, npt.NDArray[np.bool_]]:
                 f"`{comparison.sql}` is about values: a summary takes comparisons of coordinates "
                 f"along the dimensions of /{array.node.path}"
             )
-        fits = may_match(comparison, array.coordinate(comparison.column, axis))
+        fits = may_match(comparison, array.coordinate(comparison.column, axis), as_spark=True)
         dim = str(array.dims[axis])
         found[dim] = fits & found[dim] if dim in found else fits
     return found
@@ -499,11 +499,14 @@ class _Summary:
         return rest
 
     def _is_one(self, box: Box) -> bool:
-        """Whether all chunks of a box are selected wholly, for one group."""
-        sides = zip(self._axes, box.lo, box.hi, strict=True)
+        """Whether all chunks of a box are selected wholly, for one group, and none is clipped."""
+        meta = self._array.meta
+        sides = zip(self._axes, box.lo, box.hi, meta.chunk_shape, meta.shape, strict=True)
         return all(
-            bool(axis.whole[lo:hi].all()) and len({*axis.code[lo:hi].tolist()}) == 1
-            for axis, lo, hi in sides
+            hi * chunk <= size
+            and bool(axis.whole[lo:hi].all())
+            and len({*axis.code[lo:hi].tolist()}) == 1
+            for axis, lo, hi, chunk, size in sides
         )
 
     # --- by reading -------------------------------------------------------------------------------

@@ -284,6 +284,20 @@ class Demo:
                 self._say(f"  open, with coordinates: {_told(opening)}")
                 self._say(f"  u and v of one month:   {_told(one)}")
                 self._say(f"  all other months:       {_told(rest)}")
+            self._summarize()
+
+    def _summarize(self) -> None:
+        place, years = self._at / "winds", {"time": "YS"}
+        repositories.open(place).compute_statistics(["u"])
+        with _measured() as cost:
+            found = repositories.open(place).readonly_session().summarize("u", by=years)
+        expected = self._winds.u.astype("f8").resample(years).mean(...)
+        if found.attrs["chunks_read"] or not np.allclose(found["mean"], expected, 1e-12, 0):
+            raise CheckFailedError("statistics say other yearly means of u than xarray computes")
+        whole = bytes_text(repositories.open(place).du(path="u").total.nbytes)
+        self._say(
+            f"{len(expected)} yearly means of u, by statistics: {_told(cost)}; all of u: {whole}"
+        )
 
     def _compare(self, commits: Mapping[int, _Cost], rewrites: Mapping[int, _Cost]) -> None:
         """Print the first, middle and last measured month: the commit beside the full rewrite."""
@@ -335,7 +349,6 @@ class Demo:
         table: Any = by_month.orderBy("time").toPandas()
         took = _duration(1000 * (SYSTEM.monotonic_s() - start_s))
         difference = check_means(table, winds)
-        repositories.open(place).compute_statistics(["u"])
         half = winds.time.values[len(winds.time) // 2]
         where = f"u > 15.0 AND time >= '{np.datetime_as_string(half, 'D')}'"
         strong = read(spark, place, "u", where=where).count()

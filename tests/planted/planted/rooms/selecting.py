@@ -44,8 +44,14 @@ FAULTS = [
     Fault(
         "a-leaf-answers-for-several-groups",
         "summarizing.py",
-        "bool(axis.whole[lo:hi].all()) and len({*axis.code[lo:hi].tolist()}) == 1",
-        "bool(axis.whole[lo:hi].all())",
+        "            and len({*axis.code[lo:hi].tolist()}) == 1\n",
+        "",
+    ),
+    Fault(
+        "a-leaf-answers-for-cells-that-were-cut-off",
+        "summarizing.py",
+        "            hi * chunk <= size\n            and bool",
+        "            bool",
     ),
     Fault(
         "chunks-that-are-not-stored-have-no-cells",
