@@ -32,7 +32,7 @@ from zarr_manifests.errors import ReadOnlyError
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.conflict.admission import Txn
 from zarr_manifests.planning.tables.regions import Bounds, Places, ResolvedChunks
-from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.store import ManifestStore, finish_writes, freeze_store, workspace_of
 from zarr_manifests.texts import plain_text
 
@@ -798,6 +798,7 @@ class Session:
         *,
         by: str | Sequence[str] | Mapping[str, str | None] | None = None,
         weights: Mapping[str, Any] | None = None,
+        run: Run | None = None,
     ) -> Any:
         """Count, extremes, sum and mean of an array's values; chunks are read only where they must.
 
@@ -822,6 +823,8 @@ class Session:
             `"cos"`, as in `{"lat": "cos"}`: the cosine of a coordinate in degrees. Chunks whose
             cells have different weights are read, unless the array declared the same weights when
             they were written, by its attribute `statistics_weights = "lat: cos"`.
+        run : callable, optional
+            Runs tasks, as `map` does: they read what is more than a few chunks.
 
         Returns
         -------
@@ -854,7 +857,7 @@ class Session:
         """
         from zarr_manifests.summarizing import summarize
 
-        return summarize(self.store, path, indexers, by, weights, self._pin.branch)
+        return summarize(self.store, path, indexers, by, weights, self._pin.branch, run)
 
     def plot_chunks(self, path: str) -> npt.NDArray[np.object_]:
         """Draw which chunks of an array exist, how large they are and when they last changed.

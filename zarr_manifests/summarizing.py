@@ -26,7 +26,9 @@ from msgspec.structs import replace
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import note_unchanged
+from zarr_manifests.engine.edit.change_set import ForkState
 from zarr_manifests.engine.edit.chunk_statistics import cell_weights
+from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
 from zarr_manifests.engine.snapshot.zones import KnownZones, paged_leaves, zones_of
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable
@@ -39,13 +41,18 @@ from zarr_manifests.planning.zones.measure import CellWeights, measure
 from zarr_manifests.planning.zones.skipping import boxes_of, may_match
 from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.progress import expect, tell
+from zarr_manifests.runtime import Run
 from zarr_manifests.selecting import WhereArray
 from zarr_manifests.store import ManifestStore
 
 type _Values = npt.NDArray[Any]
+type _Rows = tuple[Bounds, IndexArray, IndexArray, _Values]
+"""Rows, the group of each, and the numbers and weights of all its cells."""
 
 _BLOCK_BYTES: Final = 32 << 20
 _ABREAST: Final = 4
+_FOR_TASKS: Final = 8
+"""Fewer blocks are read here."""
 _HALF: Final = 32
 
 
@@ -219,6 +226,7 @@ def summarize(
     by: str | Sequence[str] | Mapping[str, str | None] | None,
     weights: Mapping[str, Any] | None,
     branch: str | None,
+    run: Run | None = None,
 ) -> Any:
     """The answer, as `Session.summarize` documents it, with the index of the branch."""
     need("summarize", "xarray", "xarray")
@@ -240,8 +248,8 @@ def summarize(
     chosen: Mapping[str, Any] = _chosen(array, indexers) if isinstance(indexers, str) else {}
     labels = {} if indexers is None or isinstance(indexers, str) else dict(indexers)
     axes, coords = _axes(array, store, chosen, labels, _by(by), found)
-    work = _Summary(array, store, meaning, axes, found)
-    work.run(branch)
+    work = _Summary(array, store, meaning, axes, None if found is None else found.digest)
+    work.find(branch, run)
     return work.answer(coords)
 
 
@@ -361,8 +369,8 @@ class _Summary:
         What its values mean.
     axes : sequence of _Axis
         What is selected along each axis.
-    weights : CellWeights, optional
-        The weights of cells.
+    digest : bytes, optional
+        That of the weights of cells.
     """
 
     def __init__(
@@ -371,10 +379,9 @@ class _Summary:
         store: ManifestStore,
         meaning: Meaning,
         axes: Sequence[_Axis],
-        weights: CellWeights | None,
+        digest: bytes | None,
     ) -> None:
-        self._array, self._meaning, self._axes = array, meaning, axes
-        self._digest = None if weights is None else weights.digest
+        self._array, self._meaning, self._axes, self._digest = array, meaning, axes, digest
         self._shape = tuple(axis.groups for axis in axes)
         self._totals = _Totals(meaning.dtype, math.prod(self._shape))
         self._zarr = zarr.open_array(store, path=array.node.path, mode="r")
@@ -383,8 +390,8 @@ class _Summary:
 
     # --- from zone maps ---------------------------------------------------------------------------
 
-    def run(self, branch: str | None) -> None:
-        """Find out everything that is asked for."""
+    def find(self, branch: str | None, run: Run | None) -> None:
+        """Find out everything that is asked for; `run` is for what is read."""
         region = self._region()
         if not region.size:
             return
@@ -411,7 +418,7 @@ class _Summary:
             rest[rows_at(table, coords[counts])] = False
         self._counts["chunks_read"] = int(rest.sum())
         self._counts["bytes_read"] = int(table.length[rest].sum())
-        self._read(table.box.carried(table.linear_index()[rest], region), region)
+        self._read(table.box.carried(table.linear_index()[rest], region), region, run)
 
     def _region(self) -> Box:
         """The smallest box around the chunks with anything selected."""
@@ -511,17 +518,26 @@ class _Summary:
 
     # --- by reading -------------------------------------------------------------------------------
 
-    def _read(self, index: IndexArray, region: Box) -> None:
+    def _read(self, index: IndexArray, region: Box, run: Run | None) -> None:
         """Read the chunks with these linear indexes in the region, and measure what is selected."""
         expect("reading", len(index))
-        done = 0
+        done, boxes = 0, [*self._blocks(boxes_of(index, region))]
+        if run is not None and len(boxes) >= _FOR_TASKS:
+            contents, path = self._array.contents, self._array.node.path
+            task = _ReadTask(freeze_reader(contents), path, tuple(self._axes), self._digest)
+            for box, rows in zip(boxes, run(task.measured, boxes), strict=True):
+                self._add(rows)
+                tell("reading", done := done + box.size)
+            return
         parallel = self._array.contents.context.runtime.parallel
-        for boxes in batched(self._blocks(boxes_of(index, region)), _ABREAST):
-            for rows in parallel([partial(self._measured, box) for box in boxes]):
-                for row in rows:
-                    self._totals.add(*row)
-            done += sum(box.size for box in boxes)
-            tell("reading", done)
+        for some in batched(boxes, _ABREAST):
+            for rows in parallel([partial(self.measured, box) for box in some]):
+                self._add(rows)
+            tell("reading", done := done + sum(box.size for box in some))
+
+    def _add(self, rows: Sequence[_Rows]) -> None:
+        for row in rows:
+            self._totals.add(*row)
 
     def _blocks(self, boxes: IndexArray) -> Iterator[Box]:
         """These boxes, cut along their first axes to what is read at once."""
@@ -539,7 +555,7 @@ class _Summary:
                 due.append(Box((*box.lo[:axis], middle, *box.lo[axis + 1 :]), box.hi))
                 due.append(Box(box.lo, (*box.hi[:axis], middle, *box.hi[axis + 1 :])))
 
-    def _measured(self, box: Box) -> list[tuple[Bounds, IndexArray, IndexArray, _Values]]:
+    def measured(self, box: Box) -> list[_Rows]:
         """What a block of chunks says: rows, their groups, and how many cells they have."""
         meta, along = self._array.meta, list[list[_Part]]()
         place, some = list[slice](), list[IndexArray | None]()
@@ -647,6 +663,22 @@ class _Summary:
             np.where(totals.bounded, low, np.nan).astype(np.result_type(low.dtype, np.float32)),
             np.where(totals.bounded, high, np.nan).astype(np.result_type(low.dtype, np.float32)),
         )
+
+
+class _ReadTask(Struct, frozen=True):
+    """Measures blocks in another process; can be pickled."""
+
+    state: ForkState
+    path: str
+    axes: tuple[_Axis, ...]
+    digest: bytes | None
+
+    def measured(self, box: Box) -> list[_Rows]:
+        """What a block of chunks says."""
+        store = ManifestStore(revive_reader(self.state), read_only=True)
+        array = WhereArray(store, self.path, decode_times=True)
+        meaning = Meaning.of(array.node.documents)
+        return _Summary(array, store, meaning, self.axes, self.digest).measured(box)
 
 
 def _crossed(along: Sequence[_Values]) -> list[_Values]:

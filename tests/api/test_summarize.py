@@ -316,3 +316,23 @@ def test_the_command_line_shows_a_table_and_what_was_read(tmp_path: Any) -> None
         result = call("summarize", tmp_path, "air", *words)
         assert result.exit_code == 2
         assert said in result.stderr
+
+
+def test_weights_are_numbers_a_variable_or_the_cosine_of_a_coordinate() -> None:
+    depth, values = np.array([0.0, 10.0, 30.0, 60.0]), np.array([1.0, 2.0, np.nan, 8.0])
+    ds = xr.Dataset({"t": ("depth", values), "thick": ("depth", [10.0, 20, 30, 40])})
+    repo = zm.create(MemoryStorage())
+    zm.write(ds.assign_coords(depth=depth), repo, message="t", encoding={"t": {"chunks": (2,)}})
+    session, there = repo.readonly_session(), ~np.isnan(values)
+    for said, weights in (
+        ("thick", ds["thick"].values),
+        ("depth", depth),
+        ("cos", np.cos(np.deg2rad(depth))),
+        ([1, 0, 5, 3], np.array([1, 0, 5, 3])),
+    ):
+        found = session.summarize("t", weights={"depth": said})
+        expected = np.average(values[there], weights=weights[there])
+        assert float(found["mean"]) == pytest.approx(expected, rel=1e-12)
+    for wrong in ("missing", [1, 2], "t"):
+        with pytest.raises(InvalidArgumentError, match="give for a dimension of /t"):
+            session.summarize("t", weights={"depth": wrong})

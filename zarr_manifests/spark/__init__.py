@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from zarr_manifests.ondemand import need, on_demand
 
 if TYPE_CHECKING:
+    from zarr_manifests.spark.aggregates import aggregate
     from zarr_manifests.spark.cell_rows import changes, explain_pruning, read
     from zarr_manifests.spark.data_source import create_view, register
     from zarr_manifests.spark.dataframes import foreach_batch, write_dataframe
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 need(__name__, "spark", "pyspark", "pandas", "pyarrow", "xarray")
 
 __all__ = [
+    "aggregate",
     "changes",
     "create_view",
     "explain_pruning",
@@ -34,6 +36,7 @@ __all__ = [
 
 __getattr__ = on_demand(
     __name__,
+    aggregate="aggregates",
     changes="cell_rows",
     create_view="data_source",
     explain_pruning="cell_rows",

@@ -147,9 +147,10 @@ def cell_weights(contents: SessionView, node: Node, along: Mapping[str, Any]) ->
     for dim, size in zip(dims, meta.shape, strict=True):
         said = along.get(str(dim))
         if isinstance(said, str):
-            name = str(dim) if said == "cos" else said
+            is_cos = said == "cos"
+            name = str(dim) if is_cos else said
             said = _numbers_of(contents, join(split(node.path)[0], name))
-            said = np.cos(np.deg2rad(said)) if name == dim and said is not None else said
+            said = np.cos(np.deg2rad(said)) if is_cos and said is not None else said
         elif said is not None:
             said = np.asarray(said, np.float64)
         if str(dim) in along and (said is None or said.shape != (size,)):
