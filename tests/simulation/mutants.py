@@ -465,7 +465,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A collection does not mark what only tags lead to.", 24)
 def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
-    live = collect.live_snapshots
+    live = ancestry.live_snapshots
     patch.setattr(
         collect, "live_snapshots", lambda context, whole: live(context, replace(whole, tags={}))
     )

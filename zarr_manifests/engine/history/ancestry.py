@@ -57,7 +57,7 @@ from zarr_manifests.format.history_pages import (
     SnapshotPointer,
 )
 from zarr_manifests.format.records import MAX_SNAPSHOT_BYTES, BlobRef
-from zarr_manifests.format.root import Root
+from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.format.snapshot import Ancestor, Snapshot
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.progress import counted, is_shown
@@ -247,6 +247,44 @@ def snapshot_at(context: ReadContext, snapshot_id: str) -> tuple[BlobRef, Snapsh
     snapshot = Snapshot.from_object(data, ref)
     snapshot.check_repository(key, context.repository_id)
     return ref, snapshot
+
+
+# --- what is alive -----------------------------------------------------------------------------
+
+
+def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef, Snapshot, str]]:
+    """All snapshots that branches, tags and leases reach; some more than once.
+
+    With each comes what holds it: nothing for a branch, else the tag or the lease.
+    """
+    starts = [("", branch.head, branch.floor) for branch in whole.branches.values()]
+    starts += [(f"tag {n!r}", ref, tag_floor(whole, ref)) for n, ref in whole.tags.items()]
+    seen: set[tuple[str, str | None]] = set()
+    reached: set[str] = set()
+    for holder, start, floor in starts:
+        if (start.key, floor) in seen:
+            continue
+        seen.add((start.key, floor))
+        for ref, snapshot in ancestors(context, start, floor):
+            reached.add(ref.key)
+            yield ref, snapshot, holder
+    for lease in whole.leases:
+        if snapshot_key(lease.snapshot) not in reached:
+            yield *_leased(context, lease), lease_name(lease)
+
+
+def _leased(context: ReadContext, lease: Lease) -> tuple[BlobRef, Snapshot]:
+    """The snapshot of a lease that no branch or tag reaches any more."""
+    try:
+        return snapshot_at(context, lease.snapshot)
+    except ObjectNotFoundError as error:
+        key = snapshot_key(lease.snapshot)
+        raise CorruptObjectError(f"{key} is leased and not there") from error
+
+
+def lease_name(lease: Lease) -> str:
+    """What reports call a lease: by its owner, or else by its session."""
+    return f"lease of {lease.owner or lease.session}"
 
 
 # --- what a snapshot says about its ancestors ----------------------------------------------------

@@ -57,8 +57,8 @@ from zarr_manifests.engine.history.ancestry import (
     ancestors,
     entries,
     has_expired,
-    snapshot_at,
-    tag_floor,
+    lease_name,
+    live_snapshots,
 )
 from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
 from zarr_manifests.engine.objects.metadata import ObjectReader
@@ -77,7 +77,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import RefKind, native_keys
 from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import COLLECTOR, Branch, Lease, PendingDeletion, Root, archive_key
+from zarr_manifests.format.root import COLLECTOR, Branch, PendingDeletion, Root, archive_key
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -253,36 +253,6 @@ def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[i
 # --- what is alive -----------------------------------------------------------------------------
 
 
-def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef, Snapshot, str]]:
-    """All snapshots that branches, tags and leases reach; some more than once.
-
-    With each comes what holds it: nothing for a branch, else the tag or the lease.
-    """
-    starts = [("", branch.head, branch.floor) for branch in whole.branches.values()]
-    starts += [(f"tag {n!r}", ref, tag_floor(whole, ref)) for n, ref in whole.tags.items()]
-    seen: set[tuple[str, str | None]] = set()
-    reached: set[str] = set()
-    for holder, start, floor in starts:
-        if (start.key, floor) in seen:
-            continue
-        seen.add((start.key, floor))
-        for ref, snapshot in ancestors(context, start, floor):
-            reached.add(ref.key)
-            yield ref, snapshot, holder
-    for lease in whole.leases:
-        if snapshot_key(lease.snapshot) not in reached:
-            yield *_leased(context, lease), _name_of(lease)
-
-
-def _leased(context: ReadContext, lease: Lease) -> tuple[BlobRef, Snapshot]:
-    """The snapshot of a lease that no branch or tag reaches any more."""
-    try:
-        return snapshot_at(context, lease.snapshot)
-    except ObjectNotFoundError as error:
-        key = snapshot_key(lease.snapshot)
-        raise CorruptObjectError(f"{key} is leased and not there") from error
-
-
 class _Marks(Struct, frozen=True):
     """Keys of everything the root reaches.
 
@@ -319,9 +289,9 @@ def _mark(context: ReadContext, root: Root) -> _Marks:
         stage = "marking what tags and leases keep"
         more, held_nbytes = _follow(context, starts, others, marked, stage)
     leases = sorted(whole.leases, key=lambda lease: lease.expires_ms)
-    until = {_name_of(lease): _utc(lease.expires_ms) for lease in leases}
+    until = {lease_name(lease): _utc(lease.expires_ms) for lease in leases}
     heads = {branch.head.key for branch in whole.branches.values()}
-    held = {_name_of(one) for one in leases if snapshot_key(one.snapshot) not in heads}
+    held = {lease_name(one) for one in leases if snapshot_key(one.snapshot) not in heads}
     alone = not {*holders.values()}.isdisjoint(until)
     held_by = {one: until.get(one) for one in sorted({*holders.values(), *held} - {""})}
     marked |= {page.blob.key for pages in root.pages.values() for page in pages}
@@ -329,10 +299,6 @@ def _mark(context: ReadContext, root: Root) -> _Marks:
     for pointer in indexes.values():
         marked |= _index_keys(context, pointer)
     return _Marks(marked, past | more, alone, held_by, held_nbytes)
-
-
-def _name_of(lease: Lease) -> str:
-    return f"lease of {lease.owner or lease.session}"
 
 
 def _utc(ms: int) -> datetime:

@@ -39,13 +39,13 @@ import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from zarr_manifests.engine.history.ancestry import live_snapshots
 from zarr_manifests.engine.history.differences import delta_of
 from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
 from zarr_manifests.engine.snapshot.base_pages import BasePages
 from zarr_manifests.engine.snapshot.context import ReadContext
 from zarr_manifests.engine.snapshot.totals import amounts_of
 from zarr_manifests.engine.snapshot.view import SnapshotView
-from zarr_manifests.engine.upkeep.collect import live_snapshots
 from zarr_manifests.errors import (
     CorruptObjectError,
     ManifestsError,
