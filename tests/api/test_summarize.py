@@ -207,6 +207,20 @@ def test_a_clipped_chunk_is_read_again_once_the_array_has_grown() -> None:
     assert int(found["min"]) == -1
 
 
+def test_a_leaf_with_several_groups_answers_chunk_by_chunk() -> None:
+    values = np.arange(12.0).reshape(4, 3)
+    repo = zm.create(MemoryStorage())
+    with repo.transaction(message="values") as store:
+        how: dict[str, Any] = {"shape": (4, 3), "chunks": (1, 3), "dtype": "f8"}
+        made = zarr.create_array(store, name="a", dimension_names=("x", "y"), **how)
+        made[...] = values
+    repo.compact()
+    repo.compute_statistics()
+    found = repo.readonly_session().summarize("a", by="x")
+    assert found["sum"].values.tolist() == values.sum(axis=1).tolist()
+    assert found.attrs["chunks_read"] == 0
+
+
 def test_of_nothing_nothing_is_counted() -> None:
     _, session = array_of(np.arange(6, dtype="f4").reshape(2, 3), chunks=(2, 2))
     found = session.summarize("a", {"x": slice(5, 9)})

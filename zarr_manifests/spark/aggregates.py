@@ -78,7 +78,7 @@ def aggregate(
     run, parts = partial(run_tasks, spark), []
     for path, given in values.items():
         found = opened.summarize(path, where, by=by, weights=weights, run=run)
-        name = path.rpartition("/")[2]
+        name = path.strip("/").replace("/", "_")
         parts.append(found[[*given]].rename({how: f"{name}_{how}" for how in given}))
     whole = xr.merge(parts, join="outer", compat="override", combine_attrs="drop")
     frame = (whole if whole.sizes else whole.expand_dims("all")).to_dataframe().reset_index()
