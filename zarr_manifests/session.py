@@ -830,10 +830,10 @@ class Session:
         -------
         Dataset
             The variables `count` and `missing` (int64), `min` and `max` (of the type that xarray
-            decodes to, NaN where there is no value), `sum` and `mean`. Integers are added exactly;
-            all else as float64, also where xarray decodes to float32. With weights, `weight` is
-            their sum. `attrs` say how many chunks were answered, how many were read, and their
-            bytes.
+            decodes to, NaN where there is no value), `sum` and `mean`. Integers are added exactly,
+            and are float64 where a sum has more than 64 bits; all else is added as float64, also
+            where xarray decodes to float32. With weights, `weight` is their sum. `attrs` say how
+            many chunks were answered, how many were read, and their bytes.
 
         Raises
         ------

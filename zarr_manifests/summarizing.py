@@ -46,14 +46,16 @@ from zarr_manifests.selecting import WhereArray
 from zarr_manifests.store import ManifestStore
 
 type _Values = npt.NDArray[Any]
-type _Rows = tuple[Bounds, IndexArray, IndexArray, _Values]
-"""Rows, the group of each, and the numbers and weights of all its cells."""
+type _Rows = tuple[Bounds, IndexArray, IndexArray, _Values, IndexArray | int]
+"""Rows, the group of each, the numbers and weights of all its cells, and what is too large for its
+sum, in units of 2^32."""
 
 _BLOCK_BYTES: Final = 32 << 20
 _ABREAST: Final = 4
 _FOR_TASKS: Final = 8
 """Fewer blocks are read here."""
 _HALF: Final = 32
+_LOW: Final = 2**_HALF - 1
 
 
 class _Axis(Struct, frozen=True, eq=False):
@@ -180,12 +182,16 @@ class _Totals:
         self.sums, self.weighted, self.weight, self.covered = np.zeros((4, groups))
         # Integers, in two halves: their sum may exceed 64 bits.
         self._halves = np.zeros((2, groups), np.int64)
-        self._wraps = np.zeros(groups, np.bool_)
 
     def add(
-        self, bounds: Bounds, groups: IndexArray, cells: IndexArray, covered: _Values | float = 0.0
+        self,
+        bounds: Bounds,
+        groups: IndexArray,
+        cells: IndexArray,
+        covered: _Values | float = 0.0,
+        high_sums: IndexArray | int = 0,
     ) -> None:
-        """Add rows, each to a group, with the numbers and the weights of all their cells."""
+        """Add `_Rows`, each to a group."""
         for total, column in (
             (self.cells, cells),
             (self.missing, bounds.missing),
@@ -209,14 +215,12 @@ class _Totals:
             with np.errstate(invalid="ignore", over="ignore"):
                 np.add.at(self.sums, groups, bounds.sums)
             return
-        self._wraps[groups[bounds.sums == NO_SUM]] = True
-        np.add.at(self._halves[0], groups, bounds.sums >> _HALF)
-        np.add.at(self._halves[1], groups, bounds.sums & ((1 << _HALF) - 1))
+        np.add.at(self._halves[0], groups, high_sums + (bounds.sums >> _HALF))
+        np.add.at(self._halves[1], groups, bounds.sums & _LOW)
 
-    def integers(self) -> list[int | None]:
-        """The sums of integers; None where one is not known."""
-        found = zip(*self._halves.tolist(), self._wraps.tolist(), strict=True)
-        return [None if wraps else (high << _HALF) + low for high, low, wraps in found]
+    def integers(self) -> list[int]:
+        """The sums of integers."""
+        return [(high << _HALF) + low for high, low in zip(*self._halves.tolist(), strict=True)]
 
 
 def summarize(
@@ -268,7 +272,8 @@ def _chosen(array: WhereArray, where: str) -> dict[str, npt.NDArray[np.bool_]]:
         if not isinstance(axis, int):
             raise InvalidArgumentError(
                 f"`{comparison.sql}` is about values: a summary takes comparisons of coordinates "
-                f"along the dimensions of /{array.node.path}"
+                f"along the dimensions of /{array.node.path}; on Spark, aggregate the rows of "
+                "zarr_manifests.spark.read(..., where=...)"
             )
         fits = may_match(comparison, array.coordinate(comparison.column, axis), as_spark=True)
         dim = str(array.dims[axis])
@@ -569,11 +574,16 @@ class _Summary:
         values = self._meaning.compared(np.asarray(self._zarr[tuple(place)]))
         for number, at in enumerate(some):
             values = values if at is None else values.take(at, axis=number)
-        found = []
+        found = list[_Rows]()
         for pieces in product(*along):
             lengths, missing = [piece.length for piece in pieces], self._meaning.missing
             block = values[tuple(piece.cells for piece in pieces)]
             rows = measure(block, lengths, missing)
+            high_sums: IndexArray | int = 0
+            if (rows.sums == NO_SUM).any():
+                wide = np.where(np.isin(block, missing), block.dtype.type(0), block)
+                high_sums = measure(wide >> _HALF, lengths, missing[:0]).sums
+                rows = replace(rows, sums=measure(wide & _LOW, lengths, missing[:0]).sums)
             if self._digest is not None:
                 each = zip(self._axes, pieces, strict=True)
                 weights = CellWeights(
@@ -583,7 +593,7 @@ class _Summary:
                 rows = replace(rows, weighted=Weighted(self._digest, *both))
             codes = self._codes(_crossed([piece.codes for piece in pieces]))
             covered = _product(_crossed([piece.run_weights for piece in pieces]))
-            found.append((rows, codes, clipped_cells(rows.clip, lengths), covered))
+            found.append((rows, codes, clipped_cells(rows.clip, lengths), covered, high_sums))
         return found
 
     # --- the answer -------------------------------------------------------------------------------
@@ -604,10 +614,10 @@ class _Summary:
         sums: _Values = totals.sums
         if not totals.is_float:
             whole = totals.integers()
-            exact = low.dtype.kind != "f" and all(
-                one is not None and abs(one) < -NO_SUM for one in whole
-            )
-            sums = np.array(whole, np.int64 if exact else np.float64)
+            holding = np.uint64 if totals.low.dtype.kind == "u" else np.int64
+            ends, either = np.iinfo(holding), {0, *whole}
+            exact = low.dtype.kind != "f" and ends.min <= min(either) <= max(either) <= ends.max
+            sums = np.array(whole, holding if exact else np.float64)
         if (scale, offset) != (1, 0):
             sums = sums * scale + offset * count
         dividend, divisor = sums, count.astype(np.float64)
@@ -638,17 +648,21 @@ class _Summary:
         groups = np.flatnonzero(rest)
         rest, none = rest[groups], np.zeros(len(groups), np.int64)
         low, sums = np.full(len(groups), fill), np.zeros(len(groups), sum_type(fill.dtype))
+        high_sums = none
         absent = rest if fill != fill or fill in self._meaning.missing else none
         if not absent.any():
             found = [fill.item() * n for n in rest.tolist()]
-            sums[:] = [one if totals.is_float or abs(one) < -NO_SUM else NO_SUM for one in found]
+            if not totals.is_float:
+                high_sums = np.array([one >> _HALF for one in found])
+                found = [one & _LOW for one in found]
+            sums[:] = found
         nan = rest if fill != fill else none
         along = [np.bincount(axis.codes, axis.weights, axis.groups) for axis in self._axes]
         weight = _product(_crossed(along))[groups] - totals.covered[groups]
         weight = np.where(absent > 0, 0, weight)
         its = Weighted(self._digest or b"", np.where(weight, weight * float(fill), 0), weight)
         made = Bounds(low, low, absent == 0, absent, nan, sums, none, its)
-        totals.add(made, groups, rest)
+        totals.add(made, groups, rest, high_sums=high_sums)
 
     def _ends(self) -> tuple[_Values, _Values]:
         """The least and the greatest value of each group as xarray decodes them; NaN for none."""

@@ -261,20 +261,39 @@ def test_shards_and_scalars_are_answered() -> None:
     assert float(session.summarize("a")["mean"]) == 5
 
 
-def test_integers_are_added_exactly_or_not_at_all() -> None:
-    large = np.array([2**61] * 4)
-    _, session = array_of(large, chunks=(1,))
-    assert session.summarize("a", by={"x": None})["sum"].values.tolist() == large.tolist()
-    whole = session.summarize("a")["sum"]
-    assert whole.dtype == np.float64
-    assert float(whole) == 2**63
-    _, session = array_of(np.full(4, 2**63, "u8"), chunks=(2,))
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (np.array([2**53 + 1, 1, 1]), "i8"),
+        (np.array([2**61] * 4), "f8"),
+        (np.array([2**62, 2**62, -(2**62), 5, -(2**62), 2]), "i8"),
+        (np.array([-(2**63), -1, -(2**63)]), "f8"),
+        (np.array([2**63, 5, 7], "u8"), "u8"),
+        (np.full(4, 2**63, "u8"), "f8"),
+        (np.full(6, np.datetime64("2020-01-01", "ns").astype(int)), "f8"),
+    ],
+)
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("stored", [3, 9])
+def test_integers_are_added_exactly_and_rounded_at_the_end(
+    values: Any, dtype: str, length: int, stored: int
+) -> None:
+    array, session = array_of(values[:stored], chunks=(length,), fill=values[-1])
+    array.resize(values.shape)  # so that chunks that are not stored count, too
+    found, known = session.summarize("a"), array[...].tolist()
+    assert found["sum"].dtype == dtype
+    assert found["sum"].item() == np.array(sum(known), dtype).item()
+    assert found["mean"].item() == float(np.array(sum(known), "f8") / len(known))
+    each = session.summarize("a", by="x")["sum"]
+    assert each.values.tolist() == known
+
+
+def test_missing_integers_are_not_in_a_large_sum() -> None:
+    array, session = array_of(np.array([2**62, 2**62, 7, 2**62, 7]), chunks=(3,))
+    array.attrs["_FillValue"] = 7
     found = session.summarize("a")
-    assert np.isnan(float(found["sum"]))
-    assert int(found["max"]) == 2**63
-    values = np.array([2**53 + 1, 1, 1])
-    _, session = array_of(values, chunks=(2,))
-    assert int(session.summarize("a")["sum"]) == 2**53 + 3
+    assert (found["count"].item(), found["missing"].item()) == (3, 2)
+    assert found["sum"].item() == 3.0 * 2**62
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,39 @@ def test_aggregates_are_those_of_xarray(
     assert whole.asDict() == {"t_mean": pytest.approx(float(ds.t.weighted(ds.x).mean()))}
 
 
+def test_columns_have_the_types_of_rows_and_times_their_labels(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    steps = {"all": ("all", [0, 1]), "t": ("t", pd.date_range("2001", periods=2))}
+    large = np.array([[2**63 + 5, 1], [2, 3]], "u8")
+    ds = xr.Dataset({"n": (("all", "t"), large), "x": ("t", [1.0, np.nan])}, steps)
+    late = ds.assign_coords(t=pd.date_range("2001-01-02", periods=2))
+    noleap = ds[["x"]].assign_coords(t=xr.date_range("2001", periods=2, calendar="noleap"))
+    zm.write(ds, str(tmp_path), message="n")
+    for group, some in (("late", late), ("noleap", noleap)):
+        zm.write(some, str(tmp_path), group=group, message=group)
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        found = zms.aggregate(spark, tmp_path, {"n": ["max", "sum"]}, by=["all", "t"])
+        read = zms.read(spark, tmp_path, "n").orderBy("all", "t")
+        assert found.select("all", "t", "n_max").toArrow() == read.toArrow().rename_columns(
+            ["all", "t", "n_max"]
+        )
+        wanted = {field.dataType for field in zms.read(spark, tmp_path, "n").schema}
+        assert {field.dataType for field in found.schema} == wanted
+        assert found.orderBy("all", "t").first()["n_sum"] == 2**63 + 5
+        empty = zms.aggregate(spark, tmp_path, {"n": ["max"]}, by="t", where="t > '2020'")
+        assert (empty.columns, empty.count()) == (["t", "n_max"], 0)
+        both = {"x": ["count", "mean"], "late/x": ["count", "mean"]}
+        rows = zms.aggregate(spark, tmp_path, both, by="t").orderBy("t").collect()
+        none = [0, None]
+        assert [[*row[1:]] for row in rows] == [[1, 1, *none], [*none, 1, 1], [*none, *none]]
+        rows = zms.aggregate(spark, tmp_path, {"noleap/x": ["mean"]}, by="t").collect()
+        assert [row.t for row in rows] == ["2001-01-01T00:00:00", "2001-01-02T00:00:00"]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
 def test_what_cannot_be_aggregated_is_told(air: tuple[str, xr.Dataset]) -> None:
     for values, said in (
         ({"t": ["meen"]}, "did you mean mean?"),

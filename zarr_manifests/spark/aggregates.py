@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repositories import Location
-from zarr_manifests.spark.job import shared_repository
+from zarr_manifests.spark.job import frame_of, shared_repository
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.texts import known_as, shown
 
@@ -80,6 +80,9 @@ def aggregate(
         found = opened.summarize(path, where, by=by, weights=weights, run=run)
         name = path.strip("/").replace("/", "_")
         parts.append(found[[*given]].rename({how: f"{name}_{how}" for how in given}))
-    whole = xr.merge(parts, join="outer", compat="override", combine_attrs="drop")
-    frame = (whole if whole.sizes else whole.expand_dims("all")).to_dataframe().reset_index()
-    return spark.createDataFrame(frame.drop(columns=["all"], errors="ignore"))
+    # Where one array has labels that another one lacks, it has no cells.
+    none = {name: 0 for part in parts for name in part if name.endswith(("_count", "_missing"))}
+    whole = xr.merge(parts, join="outer", fill_value=none, combine_attrs="drop")
+    dims = [*whole.sizes]
+    columns = (whole[name].broadcast_like(whole).transpose(*dims) for name in (*dims, *whole))
+    return frame_of(spark, {str(one.name): one for one in columns})

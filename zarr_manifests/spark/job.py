@@ -47,7 +47,7 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 from pyspark.errors import PySparkAttributeError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructType
 
@@ -67,6 +67,8 @@ from zarr_manifests.texts import plain_text
 from zarr_manifests.virtual.containers import VirtualContainer
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from zarr_manifests.repositories import Location
     from zarr_manifests.repository import Repository
     from zarr_manifests.spark.source import Recipe, Source
@@ -251,6 +253,20 @@ def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
         return Column(name, pa.string(), metadata | {"dtype": "object", "values": what})
     arrow = _type(name, dtype, source.encoded(name).dtype)
     return Column(name, arrow, metadata | {"dtype": str(dtype)}, recipe)
+
+
+def frame_of(spark: SparkSession, columns: Mapping[str, xr.DataArray]) -> DataFrame:
+    """A DataFrame of decoded values in memory, in C order; NaN is null."""
+    fields, arrays = StructType(), []
+    for name, found in columns.items():
+        values = found.to_numpy().ravel()
+        metadata = {each: value for each, value in found.attrs.items() if _is_plain(value)}
+        text = values.dtype.kind in "OUT"  # the labels of other calendars, too
+        column = Column(name, pa.string() if text else _type(name, values.dtype, values.dtype), {})
+        fields.add(name, from_arrow_type(column.arrow), metadata=metadata)
+        arrays.append(to_arrow(values, column, nan_is_null=True))
+    table = pa.table(arrays, names=[*columns])
+    return spark.createDataFrame(table if len(table) else [], fields)
 
 
 def _chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> tuple[Column, ...]:
