@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import batched, pairwise, product
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,11 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, Mani
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import absolute
+from zarr_manifests.runtime import quiet
 from zarr_manifests.texts import plain_text
+
+if TYPE_CHECKING:
+    import zarr
 
 type Chunks = Sequence[bytes] | npt.NDArray[np.uint8]
 """Bytes of chunks; those of one length may be the rows of an array."""
@@ -669,3 +673,71 @@ def _sections(
         cells = slice(max(start * length, lo) - lo, min(end * length, hi) - lo)
         part = slice(max(lo - start * length, 0), min(hi - (end - 1) * length, length))
         yield (start, end), part, cells
+
+
+# --- values as xarray decodes them ---------------------------------------------------------------
+
+
+def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return units and calendar that a bounds array takes over from its times.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    there : iterable of mapping
+        The attributes of the arrays in its group.
+    """
+    for attributes in there:
+        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
+            return {key: attributes[key] for key in ("units", "calendar") if key in attributes}
+    return {}
+
+
+def decoded_by(array: zarr.Array[Any]) -> dict[str, Any]:
+    """The attributes of an array as xarray sees them when it decodes the values."""
+    from xarray.backends.zarr import FillValueCoder
+
+    found: dict[str, Any] = dict(array.attrs)
+    found.pop("_ARRAY_DIMENSIONS", None)
+    if array.metadata.zarr_format == 2 and array.fill_value is not None:
+        found["_FillValue"] = array.fill_value
+    elif array.metadata.zarr_format == 3 and "_FillValue" in found:
+        found["_FillValue"] = FillValueCoder.decode(found["_FillValue"], array.dtype)
+    return found
+
+
+def decoded(
+    what: str,
+    stored: npt.NDArray[Any],
+    attributes: Mapping[str, Any],
+    encoding: Mapping[str, Any] | None = None,
+    *,
+    decode_times: bool = True,
+) -> npt.NDArray[Any]:
+    """Stored values of any shape as xarray decodes those of a variable with these attributes.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If xarray cannot decode them.
+    """
+    import xarray as xr
+
+    values = stored.reshape(stored.shape or (1,))
+    dims = [f"axis {number}" for number in range(values.ndim)]
+    how: Any = {"decode_via_units": False, "decode_via_dtype": True}
+    with quiet():  # opening the data by xarray gives the same warnings
+        try:
+            found = xr.conventions.decode_cf_variable(
+                what,
+                xr.Variable(dims, values, attributes, encoding),
+                stack_char_dim=False,  # a character is a cell
+                decode_times=xr.coders.CFDatetimeCoder(time_unit="us") if decode_times else False,
+                decode_timedelta=xr.coders.CFTimedeltaCoder(time_unit="us", **how),
+            )
+            return found.to_numpy().reshape(stored.shape)
+        except (ValueError, OverflowError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"{what} cannot be decoded: {error}. With decode_times=False, times stay numbers"
+            ) from error

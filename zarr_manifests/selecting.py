@@ -16,16 +16,17 @@ without an entry that counts are selected.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 from msgspec import Struct
 from msgspec.structs import replace
 
+from zarr_manifests.bulk import open_here, read_here
+from zarr_manifests.decoding import decoded, decoded_by
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import find_chunks, note_unchanged
 from zarr_manifests.engine.edit.overlay import SessionView
@@ -54,7 +55,6 @@ from zarr_manifests.planning.zones.skipping import (
 )
 from zarr_manifests.planning.zones.where import Comparison, parse_where, zone_of
 from zarr_manifests.reports import ChunkSelection
-from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 
 type _Mask = npt.NDArray[np.bool_]
@@ -246,7 +246,7 @@ class WhereArray:
             )
         if node is None or node.array is None:
             return Ranges.of_cells(np.arange(size), np.zeros(size, np.bool_))
-        stored = np.asarray(zarr.open_array(self._store, path=node.path, mode="r")[...])
+        stored = read_here(open_here(self._store, node.path))
         return Ranges.of_cells(*comparable(self.decoded(node, stored)))
 
     def decoded(self, node: Node, stored: _Values) -> _Values:
@@ -268,16 +268,8 @@ class WhereArray:
                 "mean: set this attribute to a list of names"
             )
         need(f"/{node.path}, which has CF attributes,", "xarray", "xarray")
-        like = self._opened.open_store_variable(node.path.rpartition("/")[2])
-        return decoded(f"/{node.path}", stored, like.attrs, decode_times=self._decode_times)
-
-    @cached_property
-    def _opened(self) -> Any:
-        import xarray as xr
-
-        return xr.backends.ZarrStore.open_group(
-            self._store, mode="r", group=self._group, consolidated=False
-        )
+        how = decoded_by(open_here(self._store, node.path))
+        return decoded(f"/{node.path}", stored, how, decode_times=self._decode_times)
 
 
 def meta_of(node: Node) -> ArrayMeta:
@@ -330,58 +322,6 @@ def _along(axis: int, text: str, length: int) -> int | range:
             f"position {number} is outside of axis {axis}, which has {length} cells"
         )
     return range(length)[number]
-
-
-def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return units and calendar that a bounds array takes over from its times.
-
-    Parameters
-    ----------
-    name : str
-        Name of the array.
-    there : iterable of mapping
-        The attributes of the arrays in its group.
-    """
-    for attributes in there:
-        if attributes.get("bounds") == name and " since " in str(attributes.get("units")):
-            return {key: attributes[key] for key in ("units", "calendar") if key in attributes}
-    return {}
-
-
-def decoded(
-    what: str,
-    stored: _Values,
-    attributes: Mapping[str, Any],
-    encoding: Mapping[str, Any] | None = None,
-    *,
-    decode_times: bool = True,
-) -> _Values:
-    """Stored values of any shape as xarray decodes those of a variable with these attributes.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If xarray cannot decode them.
-    """
-    import xarray as xr
-
-    values = stored.reshape(stored.shape or (1,))
-    dims = [f"axis {number}" for number in range(values.ndim)]
-    how: Any = {"decode_via_units": False, "decode_via_dtype": True}
-    with quiet():  # opening the data by xarray gives the same warnings
-        try:
-            found = xr.conventions.decode_cf_variable(
-                what,
-                xr.Variable(dims, values, attributes, encoding),
-                stack_char_dim=False,  # a character is a cell
-                decode_times=xr.coders.CFDatetimeCoder(time_unit="us") if decode_times else False,
-                decode_timedelta=xr.coders.CFTimedeltaCoder(time_unit="us", **how),
-            )
-            return found.to_numpy().reshape(stored.shape)
-        except (ValueError, OverflowError, TypeError) as error:
-            raise InvalidArgumentError(
-                f"{what} cannot be decoded: {error}. With decode_times=False, times stay numbers"
-            ) from error
 
 
 # --- stored chunks -------------------------------------------------------------------------------

@@ -19,11 +19,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.bulk import use_bulk
+from zarr_manifests.bulk import open_here, read_here
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import note_unchanged
 from zarr_manifests.engine.edit.change_set import ForkState
@@ -328,9 +327,7 @@ def _labels(array: WhereArray, store: ManifestStore, dim: str, size: int) -> dic
     node = array.beside(dim)
     if node is None or node.array is None or node.array.shape != (size,):
         return {}
-    opened = zarr.open_array(store, path=node.path, mode="r")
-    use_bulk(opened)
-    return {dim: (dim, array.decoded(node, np.asarray(opened[...])))}
+    return {dim: (dim, array.decoded(node, read_here(open_here(store, node.path))))}
 
 
 def _grouped(at: Any, dim: str, how: str | None) -> tuple[str, Any, IndexArray]:
@@ -389,8 +386,7 @@ class _Summary:
         self._array, self._meaning, self._axes, self._digest = array, meaning, axes, digest
         self._shape = tuple(axis.groups for axis in axes)
         self._totals = _Totals(meaning.dtype, math.prod(self._shape))
-        self._zarr = zarr.open_array(store, path=array.node.path, mode="r")
-        use_bulk(self._zarr)
+        self._zarr = open_here(store, array.node.path)
         self._counts = dict.fromkeys(("chunks_answered", "chunks_read", "bytes_read"), 0)
 
     # --- from zone maps ---------------------------------------------------------------------------

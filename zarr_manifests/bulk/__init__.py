@@ -23,6 +23,7 @@ of all its chunks in their order, so that no two wait for each other. Some chunk
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import threading
@@ -48,6 +49,7 @@ from zarr_manifests.bulk.batch import Batch, LazyPath, read_batch, read_few, wri
 from zarr_manifests.bulk.bounded import bounded, decoder_of
 from zarr_manifests.decoding import InDoubtError
 from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 
 if TYPE_CHECKING:
@@ -59,12 +61,15 @@ if TYPE_CHECKING:
 
     from zarr_manifests.decoding import BulkDecoder
     from zarr_manifests.engine.edit.workspace import Workspace
+    from zarr_manifests.format.nodes import Node
 
 __all__ = ["use_bulk"]
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_FEW: Final = 4
 _MOST_FEW_BYTES: Final = 64 * 1024
+_MOST_PARSED: Final = 1024
+_PARSED: Final[dict[bytes | None, Any]] = {}
 _HERE: Final[ContextVar[bool]] = ContextVar("zarr_manifests_here", default=False)
 
 
@@ -317,6 +322,46 @@ def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractC
 
 
 # --- on the caller's thread --------------------------------------------------------------------
+
+
+def open_here(store: ManifestStore, path: str) -> zarr.Array[Any]:
+    """An array that is read in bulk, opened without Zarr's event loop; its session notes it.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    """
+    contents = contents_of(store)
+    node = contents.array_at(path)
+    document, place = node.documents.get(V3_DOCUMENT), StorePath(store, node.path)
+    for name in [V2_ARRAY, V2_ATTRIBUTES] if document is None else [V3_DOCUMENT]:
+        contents.find(join(node.path, name))
+    if document in _PARSED:
+        found = zarr.Array(zarr.AsyncArray(metadata=_PARSED[document], store_path=place))
+    else:
+        found = zarr.Array.from_dict(place, document_of(node, V2_ARRAY))
+        keep_parsed(document, found.metadata)
+    use_bulk(found)
+    return found
+
+
+def keep_parsed(document: bytes | None, metadata: Any) -> None:
+    """Keep a parsed document for the next time that this process opens such an array."""
+    if document is None or getattr(metadata, "_stored_document", None) is not None:
+        return  # of format 2, or one that Zarr has yet to repair
+    if len(_PARSED) >= _MOST_PARSED:
+        _PARSED.clear()
+    _PARSED[document] = metadata
+
+
+def document_of(node: Node, of_v2: str) -> dict[str, Any]:
+    """The document of a node, with its attributes."""
+    stored = node.documents
+    found: dict[str, Any] = json.loads(stored.get(V3_DOCUMENT) or stored[of_v2])
+    if V3_DOCUMENT not in stored:
+        found["attributes"] = json.loads(stored.get(V2_ATTRIBUTES, b"{}"))
+    return found
 
 
 class NotHereError(Exception):

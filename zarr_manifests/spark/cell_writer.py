@@ -36,11 +36,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pyarrow import types
 
+from zarr_manifests.decoding import decoded
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Bins, Lookup, ordered
 from zarr_manifests.runtime import quiet
-from zarr_manifests.selecting import decoded
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.source import place_in
 from zarr_manifests.spark.tasks import PICKLE

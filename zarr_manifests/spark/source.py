@@ -20,12 +20,11 @@ import zarr
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.decoding import BulkDecoder
+from zarr_manifests.decoding import BulkDecoder, decoded, meaning_of_bounds
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray, corners
 from zarr_manifests.keys import absolute, join
 from zarr_manifests.runtime import quiet
-from zarr_manifests.selecting import decoded, meaning_of_bounds
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, contents_of
 

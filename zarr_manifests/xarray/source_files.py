@@ -26,12 +26,12 @@ from msgspec import Struct
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests import moving, repositories
+from zarr_manifests.decoding import meaning_of_bounds
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import join
 from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.reports import Problem
 from zarr_manifests.runtime import quiet
-from zarr_manifests.selecting import meaning_of_bounds
 from zarr_manifests.session import Session
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore

@@ -21,7 +21,6 @@ labels, so that a label that was rounded when it was stored is found again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -33,12 +32,13 @@ import pandas as pd
 import xarray as xr
 import zarr
 from msgspec.structs import replace
-from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper, encode_zarr_variable
+from xarray.backends.zarr import ZarrArrayWrapper, encode_zarr_variable
 from xarray.conventions import decode_cf_variable
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
-from zarr_manifests.bulk import read_here, use_bulk
+from zarr_manifests.bulk import document_of, keep_parsed, open_here, read_here
+from zarr_manifests.decoding import decoded_by, meaning_of_bounds
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
 from zarr_manifests.engine.edit.workspace import TipCheck
@@ -51,7 +51,6 @@ from zarr_manifests.errors import (
     ConflictKind,
     InvalidArgumentError,
 )
-from zarr_manifests.format.nodes import Node
 from zarr_manifests.keys import (
     V2_ARRAY,
     V2_ATTRIBUTES,
@@ -63,15 +62,12 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.planning.conflict.appends import AppendPlan, plan_append
 from zarr_manifests.runtime import quiet
-from zarr_manifests.selecting import meaning_of_bounds, meta_of
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.fit import PACKED_BY, told
 from zarr_manifests.xarray.parts import DatasetPart, is_virtual
 
 _CHANGED: Final = "the labels that are there have changed"
-_MOST_PARSED: Final = 1024
-_PARSED: dict[bytes, Any] = {}
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 _SAME_NOW: Final = ("standard", "gregorian", "proleptic_gregorian")
@@ -127,7 +123,9 @@ class StoredGroup:
 
     def meta(self, name: str) -> ArrayMeta:
         """Shape, chunks and names of the dimensions of one of its arrays."""
-        return meta_of(self.nodes[name])
+        found = self.nodes[name].array
+        assert found is not None
+        return found
 
     def sizes(self, name: str) -> dict[str | None, int]:
         """The lengths of one of its arrays, by dimension."""
@@ -137,15 +135,7 @@ class StoredGroup:
     def array(self, name: str) -> zarr.Array[Any]:
         """One of its arrays, opened without Zarr's event loop, and read in bulk."""
         if name not in self._arrays:
-            node = self.nodes[name]
-            place, stored = StorePath(self._store, node.path), node.documents.get(V3_DOCUMENT)
-            if stored in _PARSED:
-                found = zarr.Array(zarr.AsyncArray(metadata=_PARSED[stored], store_path=place))
-            else:
-                found = zarr.Array.from_dict(place, _document(node, V2_ARRAY))
-                _keep(stored, found.metadata)
-            self._arrays[name] = found
-            use_bulk(found)
+            self._arrays[name] = open_here(self._store, self.nodes[name].path)
         return self._arrays[name]
 
     def values(self, name: str) -> npt.NDArray[Any]:
@@ -165,13 +155,7 @@ class StoredGroup:
 
     def decoded_by(self, name: str) -> dict[str, Any]:
         """The attributes of one of its arrays as xarray sees them when it decodes the values."""
-        array, found = self.array(name), self.meaning(name)
-        found.pop("_ARRAY_DIMENSIONS", None)
-        if self.zarr_format == 2 and array.fill_value is not None:
-            found["_FillValue"] = array.fill_value
-        elif self.zarr_format == 3 and "_FillValue" in found:
-            found["_FillValue"] = FillValueCoder.decode(found["_FillValue"], array.dtype)
-        return found
+        return self.meaning(name) | decoded_by(self.array(name))
 
     def like(self, name: str) -> xr.Variable:
         """One of its arrays as xarray decodes it, with the encoding for more of its values.
@@ -228,7 +212,7 @@ class StoredGroup:
     def open_in(self, store: ManifestStore) -> zarr.Group:
         """The group, which exists, in another store of the same contents."""
         assert self._group is not None
-        document = _document(self._group, V2_GROUP)
+        document = document_of(self._group, V2_GROUP)
         document.pop("consolidated_metadata", None)
         opened: Any = zarr.AsyncGroup.from_dict(StorePath(store, self._path), document)
         return zarr.Group(opened)
@@ -249,27 +233,9 @@ class StoredGroup:
             for key, value in metadata.to_buffer_dict(default_buffer_prototype()).items():
                 store.set_sync(join(held.path, key), value)
                 if key == V3_DOCUMENT:
-                    _keep(value.to_bytes(), metadata)  # for the next append
+                    keep_parsed(value.to_bytes(), metadata)  # for the next append
         path = StorePath(store, held.path)
         return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=path, config=held.config))
-
-
-def _keep(document: bytes | None, metadata: Any) -> None:
-    """Keep the parsed document for the next append of this process."""
-    if document is None or getattr(metadata, "_stored_document", None) is not None:
-        return  # of format 2, or one that Zarr has yet to repair
-    if len(_PARSED) >= _MOST_PARSED:
-        _PARSED.clear()
-    _PARSED[document] = metadata
-
-
-def _document(node: Node, of_v2: str) -> dict[str, Any]:
-    """The document of a node, with its attributes."""
-    stored = node.documents
-    found: dict[str, Any] = json.loads(stored.get(V3_DOCUMENT) or stored[of_v2])
-    if V3_DOCUMENT not in stored:
-        found["attributes"] = json.loads(stored.get(V2_ATTRIBUTES, b"{}"))
-    return found
 
 
 # --- whether a dataset agrees with it -------------------------------------------------------------

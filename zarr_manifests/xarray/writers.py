@@ -30,6 +30,7 @@ from xarray.conventions import encode_dataset_coordinates
 from zarr.core.group import ConsolidatedMetadata
 
 from zarr_manifests.config import Config
+from zarr_manifests.decoding import meaning_of_bounds
 from zarr_manifests.engine.commit.commit_changes import checked_message, checked_metadata
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -45,7 +46,6 @@ from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting
 from zarr_manifests.repositories import Location, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import quiet
-from zarr_manifests.selecting import meaning_of_bounds
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
