@@ -46,6 +46,7 @@ _PACKING: Final = {"scale_factor": 1.0, "add_offset": 0.0}
 _ULPS: Final = 8
 """How many units in the last place packing and unpacking may change a value."""
 _SECOND: Final = timedelta(seconds=1)
+_REACH: Final = np.timedelta64(106_000, "D")
 _FAILURES: Final = (
     ArithmeticError,
     AssertionError,
@@ -133,14 +134,17 @@ class Fit(Struct, frozen=True, dict=True):
     ) -> None:
         """Check dates that are stored as `codes` beside the codes that are there.
 
-        Xarray loses dates outside 1678 to 2262 beside a missing one.
+        Xarray loses dates beside a missing one that are more than 290 years from 1970, or from
+        the date of their units.
 
         Raises
         ------
         InvalidArgumentError
             If they would be lost.
         """
-        if given.dtype.kind != "M" or not (_are_far(given) or np.isnat(given).any()):
+        if given.dtype.kind != "M":
+            return
+        if not (_are_far(given, self.attributes) or np.isnat(given).any()):
             return
         check = _Comparison.of(self, given.dtype, xr.Variable(_dims(self.name, codes), codes))
         if check is not None:
@@ -270,7 +274,7 @@ class _Comparison(Struct, frozen=True):
         codes = self._encoded(given.ravel(), how).reshape(given.shape)
         start = [int(of_axis[at]) for of_axis, at in zip(starts, block_id, strict=True)]
         self.block(given, codes, start)
-        if given.dtype.kind == "M" and _are_far(given):
+        if given.dtype.kind == "M" and _are_far(given, self.attributes):
             with_missing = np.append(given.ravel(), np.array("NaT", given.dtype))
             try:
                 both = self._encoded(with_missing, how)
@@ -287,7 +291,7 @@ class _Comparison(Struct, frozen=True):
                 own = own.chunk(name=False)  # else xarray would choose units, block by block
             encoded = encode_zarr_variable(own, name=self.name)
             codes = encoded.load(scheduler="synchronous").values
-        return np.asarray(codes.astype(self.stored, copy=False))
+            return np.asarray(codes.astype(self.stored, copy=False))
 
     def beside(self, given: npt.NDArray[Any], codes: npt.NDArray[Any]) -> None:
         """Refuse dates that are not read back beside the other ones of which there are codes."""
@@ -295,7 +299,8 @@ class _Comparison(Struct, frozen=True):
             read = self._read(codes.astype(self.stored, copy=False), self.attributes)
             if self._differ(given.ravel(), read[: given.size]).any():
                 raise ValueError(
-                    "dates outside 1678 to 2262 cannot be stored beside a missing date"
+                    "dates more than 290 years from 1970 or from the date of their units cannot "
+                    "be stored beside a missing date"
                 )
 
     def block(self, given: npt.NDArray[Any], codes: npt.NDArray[Any], start: Sequence[int]) -> None:
@@ -463,12 +468,15 @@ def _are_dates(values: npt.NDArray[Any]) -> bool:
     return bool(values.dtype == object and values.size) and hasattr(values.flat[0], "calendar")
 
 
-def _are_far(dates: npt.NDArray[Any]) -> bool:
-    """Whether some may lie beyond what nanoseconds since 1970 reach."""
-    if dates.dtype == "M8[ns]":
-        return False
-    lo, hi = (np.datetime64(f"{year}-01-01").astype(dates.dtype) for year in (1678, 2262))
-    return bool(((dates < lo) | (dates > hi)).any())
+def _are_far(dates: npt.NDArray[Any], how: Mapping[str, Any]) -> bool:
+    """Whether some may lie beyond what nanoseconds reach, from 1970 or the date of their units."""
+    try:
+        since = pd.Timestamp(str(how.get("units")).partition(" since ")[2]).tz_localize(None)
+        ends = np.sort(np.array([since.to_datetime64(), "1970-01-01"], "M8[D]"))
+    except (ValueError, OverflowError):  # a date of another calendar
+        return True
+    days = dates.astype("M8[D]")
+    return bool(((days < ends[1] - _REACH) | (days > ends[0] + _REACH)).any())
 
 
 @contextmanager
