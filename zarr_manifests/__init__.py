@@ -76,14 +76,14 @@ _HOMES: Final = {
 _found = on_demand(__name__, *_MODULES, **_HOMES)
 
 
-def _accessor(vds: Any) -> Any:
-    from zarr_manifests.xarray.virtual_datasets import VirtualAccessor
+def _accessor(ds: Any) -> Any:
+    from zarr_manifests.xarray.backend import DatasetAccessor
 
-    return VirtualAccessor(vds)
+    return DatasetAccessor(ds)
 
 
 def _offer_accessor() -> None:
-    """Register `vds.zm` if xarray is imported, which this does not do."""
+    """Register `ds.zm` if xarray is imported, which this does not do."""
     xr: Any = sys.modules.get("xarray")
     if hasattr(xr, "register_datatree_accessor") and not hasattr(xr.Dataset, "zm"):
         for register in (xr.register_dataset_accessor, xr.register_datatree_accessor):

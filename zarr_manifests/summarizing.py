@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import batched, pairwise, product
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,9 @@ from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import Run
 from zarr_manifests.selecting import WhereArray
 from zarr_manifests.store import ManifestStore
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 type _Values = npt.NDArray[Any]
 type _Rows = tuple[Bounds, IndexArray, IndexArray, _Values, IndexArray | int]
@@ -228,10 +231,14 @@ def summarize(
     indexers: Mapping[str, Any] | str | None,
     by: str | Sequence[str] | Mapping[str, str | None] | None,
     weights: Mapping[str, Any] | None,
-    branch: str | None,
+    branch: str | None = None,
     run: Run | None = None,
+    along: Mapping[str, xr.DataArray] | None = None,
 ) -> Any:
-    """The answer, as `Session.summarize` documents it, with the index of the branch."""
+    """The answer, as `Session.summarize` documents it, with the index of the branch.
+
+    What indexers select from may be given by dimension: positions, with their labels.
+    """
     need("summarize", "xarray", "xarray")
     array = WhereArray(store, path, decode_times=True)
     meaning = Meaning.of(array.node.documents)
@@ -250,7 +257,7 @@ def summarize(
         )
     chosen: Mapping[str, Any] = _chosen(array, indexers) if isinstance(indexers, str) else {}
     labels = {} if indexers is None or isinstance(indexers, str) else dict(indexers)
-    axes, coords = _axes(array, store, chosen, labels, _by(by), found)
+    axes, coords = _axes(array, store, chosen, labels, _by(by), found, along)
     work = _Summary(array, store, meaning, axes, None if found is None else found.digest)
     work.find(branch, run)
     return work.answer(coords)
@@ -287,6 +294,7 @@ def _axes(
     indexers: dict[str, Any],
     by: dict[str, str | None],
     weights: CellWeights | None,
+    given: Mapping[str, xr.DataArray] | None,
 ) -> tuple[list[_Axis], dict[str, Any]]:
     """What is selected along each axis, and the labels of the answer."""
     import xarray as xr
@@ -301,10 +309,13 @@ def _axes(
     meta = array.meta
     along = weights.along if weights is not None else (None,) * len(dims)
     for dim, size, chunk, its in zip(dims, meta.shape, meta.chunk_shape, along, strict=True):
-        labels = _labels(array, store, dim, size)
-        at = xr.DataArray(np.arange(size), dims=[dim], coords=labels)
+        if given is None:
+            at = xr.DataArray(np.arange(size), _labels(array, store, dim, size), [dim])
+        else:
+            at = given[dim]
         if dim in chosen:
-            at = at[chosen[dim]]
+            at = at if at.ndim else at.expand_dims(dim)
+            at = at[chosen[dim][at.to_numpy()]]
         if dim in indexers:
             try:
                 at = at.sel({dim: indexers[dim]})

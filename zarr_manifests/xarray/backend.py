@@ -1,19 +1,28 @@
-"""The engine that opens a repository: xarray's Zarr backend on a read-only session's store."""
+"""The engine that opens a repository, xarray's Zarr backend on a session's store; and `ds.zm`.
+
+`ds.zm.summarize` answers for what is stored, so it answers only for variables whose values are
+surely those: not loaded yet, and at most selected from. Xarray keeps such a selection as a key.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from pathlib import PurePosixPath
 from typing import Any, Final, cast
 
+import numpy as np
 import xarray as xr
+import zarr
 from xarray.backends import BackendEntrypoint, ZarrStore
 from xarray.backends.store import StoreBackendEntrypoint
+from xarray.backends.zarr import ZarrArrayWrapper
 
 from zarr_manifests.bulk import use_bulk
+from zarr_manifests.decoding import decoded_by
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.format.nodes import NodeKind
 from zarr_manifests.format.records import MAGIC
@@ -25,6 +34,10 @@ from zarr_manifests.texts import listed
 from zarr_manifests.virtual.containers import Authorized
 
 _TASK_BYTES: Final = 32 * 1024**2
+_LAZY: Final = {"MemoryCachedArray", "CopyOnWriteArray", "ImplicitToExplicitIndexingAdapter"}
+"""What xarray lays over values that it has not read."""
+_DECODES: Final = "_ElementwiseFunctionArray"
+_PACKED_BY: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 
 
 def _opened(
@@ -251,3 +264,130 @@ class _Bundles(dict[Any, int]):
     def get(self, dim: Any, *default: Any) -> Any:
         """The length along a dimension."""
         return super().get(dim, *default) if default else self._stored.get(dim)
+
+
+# --- ds.zm -----------------------------------------------------------------------------------
+
+
+class DatasetAccessor:
+    """What `ds.zm` of a dataset or a tree is.
+
+    Parameters
+    ----------
+    ds : Dataset or DataTree
+        The dataset.
+
+    Examples
+    --------
+    >>> import xarray as xr, zarr_manifests as zm
+    >>> ds = xr.Dataset({"t": (("time", "lat"), [[1.0, 2.0], [3.0, 6.0]])})
+    >>> _ = zm.write(ds, "memory://accessor-example", message="two times")
+    >>> opened = xr.open_dataset("memory://accessor-example", engine="zarr_manifests")
+    >>> opened.isel(lat=0).zm.summarize("t")["mean"].item()
+    2.0
+    """
+
+    def __init__(self, ds: xr.Dataset | xr.DataTree) -> None:
+        self._ds = ds
+
+    @property
+    def write(self) -> Callable[..., str | None]:
+        """`zarr_manifests.virtual.write` with this dataset: pass the location and options."""
+        from zarr_manifests.xarray.virtual_datasets import write_virtual
+
+        return partial(write_virtual, self._ds)
+
+    def summarize(
+        self,
+        name: str,
+        indexers: Mapping[str, Any] | None = None,
+        *,
+        by: str | Sequence[str] | Mapping[str, str | None] | None = None,
+        weights: Mapping[str, Any] | None = None,
+    ) -> xr.Dataset:
+        """Count, extremes, sum and mean of what the dataset selects of a stored variable.
+
+        Parameters
+        ----------
+        name : str
+            The variable. Its values must not be loaded or changed; with dask arrays, it must be
+            whole, and `indexers` select of it.
+        indexers, by, weights
+            As in `Session.summarize`. Labels are those of the dataset; the names of weights, and
+            the coordinates that they are cosines of, are those stored.
+
+        Returns
+        -------
+        Dataset
+            As of `Session.summarize`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the values may be others than those stored; or as `Session.summarize` does.
+        """
+        from zarr_manifests.summarizing import summarize
+
+        variable = self._ds[name].variable
+        array, key = _stored_array(name, variable)
+        store, sizes = cast("ManifestStore", array.store), dict[str, int]()
+        node = contents_of(store).array_at(array.path)
+        assert node.array is not None
+        dims, along = node.array.dimension_names or (), {}
+        for dim, at, size in zip(dims, key, array.shape, strict=True):
+            places = np.arange(size)[at]
+            if places.ndim:
+                sizes[str(dim)] = len(places)
+                labels = {dim: self._ds.coords[dim]} if dim in self._ds.coords else {}
+                along[str(dim)] = xr.DataArray(places, labels, [dim])
+            else:
+                along[str(dim)] = xr.DataArray(places)
+        if dict(variable.sizes) != sizes:
+            raise _unknown(name, "its dimensions have other names than those stored")
+        found: xr.Dataset = summarize(store, array.path, indexers, by, weights, along=along)
+        chosen = self._ds[name].coords
+        return found.assign_coords({at: one for at, one in chosen.items() if not one.ndim})
+
+
+def _stored_array(name: str, variable: xr.Variable) -> tuple[zarr.Array[Any], tuple[Any, ...]]:
+    """The stored array that a variable shows, and which of its cells, by axis."""
+    data: Any = variable._data
+    decodes, keys = False, list[tuple[Any, ...]]()
+    if variable.chunks is not None:
+        graph = variable.data.dask
+        read = [one for one in graph.values() if type(one).__name__ in _LAZY]
+        if len(graph.layers) != 2 or len(read) != 1:
+            raise _unknown(name, "dask computes it")
+        data = read[0]
+    while type(data) is not ZarrArrayWrapper:
+        kind = type(data).__name__
+        if kind == "LazilyIndexedArray":
+            keys.append(data.key.tuple)
+        elif kind not in {*_LAZY, _DECODES}:
+            raise _unknown(name, "its values are loaded, computed or rearranged")
+        decodes |= kind == _DECODES
+        data = data.array
+    array = data._array
+    if type(array.store) is not ManifestStore:
+        raise _unknown(name, "it is not of a repository")
+    how = decoded_by(array)
+    if not decodes and any(how.get(mark, np.nan) == how.get(mark, np.nan) for mark in _PACKED_BY):
+        raise _unknown(name, "it was opened without decoding it")
+    whole = (slice(None),) * array.ndim
+    chosen = [key for key in keys if any(type(at) is not slice or at != slice(None) for at in key)]
+    if len(chosen) > 1:
+        raise _unknown(name, "it is selected in several steps")
+    return array, chosen[0] if chosen else whole
+
+
+def _unknown(name: str, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{name!r} may not be what is stored, since {why}: open it by "
+        'xr.open_dataset(..., engine="zarr_manifests"), and select by sel, isel or indexers only; '
+        "or compute with xarray"
+    )
+
+
+if not hasattr(xr.Dataset, "zm"):  # which is so if this module is loaded again
+    for _register in (xr.register_dataset_accessor, xr.register_datatree_accessor):
+        _register("zm")(DatasetAccessor)  # type: ignore[no-untyped-call]

@@ -359,34 +359,3 @@ def _check_fits(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
                 f"/{path} has the {name} {a!r}, and what is written to it {b!r}: chunks of both "
                 "cannot be in one array"
             )
-
-
-class VirtualAccessor:
-    """What `vds.zm` of a virtual dataset or tree is.
-
-    Parameters
-    ----------
-    vds : Dataset or DataTree
-        The dataset.
-
-    Examples
-    --------
-    >>> import xarray as xr, zarr_manifests as zm
-    >>> repo = zm.create("memory://accessor-example")
-    >>> snapshot_id = xr.Dataset({"a": ("x", [1, 2])}).zm.write(repo, message="two values")
-    >>> next(repo.ancestry()).message
-    'two values'
-    """
-
-    def __init__(self, vds: xr.Dataset | xr.DataTree) -> None:
-        self._vds = vds
-
-    @property
-    def write(self) -> Callable[..., str | None]:
-        """`zarr_manifests.virtual.write` with this dataset: pass the location and options."""
-        return partial(write_virtual, self._vds)
-
-
-if not hasattr(xr.Dataset, "zm"):  # which is so if this module is loaded again
-    for _register in (xr.register_dataset_accessor, xr.register_datatree_accessor):
-        _register("zm")(VirtualAccessor)  # type: ignore[no-untyped-call]
