@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from zarr_manifests.grid import Coords, IndexArray
@@ -88,7 +89,7 @@ class Folding(Struct, frozen=True, eq=False):
         """Whether any cell stands for more than one chunk."""
         return math.prod(self.shape) < math.prod(self.grid_shape)
 
-    def place(self, coords: IndexArray, weights: IndexArray | None = None) -> IndexArray:
+    def place(self, coords: IndexArray, weights: Any = None) -> npt.NDArray[Any]:
         """How many of these chunks (int64[n, ndim]) are in each cell, or the sum of their weights.
 
         Chunks outside the grid are left out.
@@ -100,9 +101,9 @@ class Folding(Struct, frozen=True, eq=False):
         >>> Folding.of((2, 3), 10).place(np.array([[0, 1], [1, 2], [9, 9]])).tolist()
         [[0, 1, 0], [0, 0, 1]]
         """
-        size = math.prod(self.shape)
+        size, kind = math.prod(self.shape), np.int64 if weights is None else weights.dtype
         if not len(coords) or not size:
-            return np.zeros(self.shape, np.int64)
+            return np.zeros(self.shape, kind)
         inside = ((coords >= 0) & (coords < np.array(self.grid_shape, np.int64))).all(axis=1)
         cells = np.zeros(len(coords), np.int64)
         edges = self.row_edges, self.column_edges
@@ -111,7 +112,7 @@ class Folding(Struct, frozen=True, eq=False):
                 cells += step * (np.searchsorted(starts, coords[:, axis], "right") - 1)
         weight = None if weights is None else weights[inside]
         found = np.bincount(cells[inside], weight, size)
-        return found.astype(np.int64).reshape(self.shape)
+        return found.astype(kind).reshape(self.shape)
 
     def cover(self, boxes: IndexArray) -> IndexArray:
         """How many chunks of disjoint boxes (int64[n, 2, ndim]) are in each cell.
@@ -194,6 +195,30 @@ def as_svg(places: IndexArray) -> str:
     return (
         f'<svg width="{width * side}" height="{height * side}" viewBox="0 0 {width} {height}" '
         f'preserveAspectRatio="none" shape-rendering="crispEdges">{"".join(runs)}</svg>'
+    )
+
+
+def as_drawing(values: npt.NDArray[np.float64]) -> str:
+    """A picture of numbers: of one row a line, else cells from pale to dark; NaN is left out."""
+    height, width = values.shape
+    low, high = np.nanmin(values), np.nanmax(values)
+    parts = (values - low) / ((high - low) or 1.0)
+    drawn = []
+    if height == 1:
+        height = 40
+        for known, run in groupby(enumerate(parts[0].tolist()), lambda at: at[1] == at[1]):
+            points = [f"{x + 0.5} {2 + (height - 4) * (1 - y):.1f}" for x, y in run]
+            drawn += [f'<path d="M{"L".join(points)}h.01"/>'] if known else []
+    else:
+        cells = ((x, y, one) for y, row in enumerate(parts.tolist()) for x, one in enumerate(row))
+        drawn += [
+            f'<rect x="{x}" y="{y}" width="1" height="1" fill-opacity="{0.1 + 0.9 * one:.2f}"/>'
+            for x, y, one in cells
+            if one == one
+        ]
+    return (
+        f'<svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" '
+        f'shape-rendering="{"auto" if len(values) == 1 else "crispEdges"}">{"".join(drawn)}</svg>'
     )
 
 

@@ -37,12 +37,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
-from xarray.backends.zarr import FillValueCoder
 from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.bounded import index_bytes, unbounded
-from zarr_manifests.decoding import readable
+from zarr_manifests.decoding import decoded_by, readable
 from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -641,7 +640,7 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> bytes:
             "start": axis.start,
             "step": axis.step,
             "count": len(axis),
-            **_coordinate(opened, _beside(contents, node, name), axis, size),
+            **coordinate(opened, node, name, axis, size),
         }
         for at, (name, size, axis) in enumerate(zip(names, array.shape, axes, strict=True))
     ]
@@ -716,15 +715,9 @@ def _parts(axis: range, chunk: int) -> Iterator[tuple[slice, slice]]:
 
 def _decoded(node: Node, array: Any, stored: npt.NDArray[Any], **how: Any) -> xr.Variable:
     """Stored values as xarray decodes them, with the attributes that remain."""
-    attributes = dict(array.attrs)
-    fill = attributes.get("_FillValue")
-    if array.metadata.zarr_format == 2 and array.fill_value is not None:
-        attributes["_FillValue"] = array.fill_value
-    elif isinstance(fill, str):
-        with readable(node.path):
-            attributes["_FillValue"] = FillValueCoder.decode(fill, array.dtype)
-    raw = xr.Variable([f"axis {at}" for at in range(stored.ndim)], stored, attributes)
     with readable(node.path), quiet():
+        dims = [f"axis {at}" for at in range(stored.ndim)]
+        raw = xr.Variable(dims, stored, decoded_by(array))
         return decode_cf_variable(node.path, raw, decode_timedelta=False, **how).load()
 
 
@@ -743,8 +736,11 @@ def _beside(contents: SessionView, node: Node, name: str | None) -> Node | None:
     return None
 
 
-def _coordinate(opened: OpenSnapshot, node: Node | None, axis: range, size: int) -> dict[str, Any]:
-    """The values of the coordinate along an axis, as far as it has one that can be read."""
+def coordinate(
+    opened: OpenSnapshot, of: Node, name: str | None, axis: range, size: int
+) -> dict[str, Any]:
+    """The values of the coordinate along an axis of a node, if it has one that can be read."""
+    node = _beside(opened.contents, of, name)
     if node is not None and node.array is not None and node.array.shape == (size,):
         with suppress(InvalidArgumentError):
             array = _opened(opened, node)
