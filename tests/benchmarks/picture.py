@@ -26,6 +26,7 @@ _COLOURS = {
     "Zarr": "#999999",
     "without": "#F0E442",
     "read": "#882255",
+    "rows": "#882255",
     "alone": "#7f7f7f",
     "native": "#7f7f7f",
     "everything": "#7f7f7f",

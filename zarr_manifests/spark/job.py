@@ -61,6 +61,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.grid import Box, IndexArray, corners, grid_shape
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.zones.where import Where
+from zarr_manifests.runtime import quiet
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 from zarr_manifests.texts import plain_text
@@ -265,8 +266,13 @@ def frame_of(spark: SparkSession, columns: Mapping[str, xr.DataArray]) -> DataFr
         column = Column(name, pa.string() if text else _type(name, values.dtype, values.dtype), {})
         fields.add(name, from_arrow_type(column.arrow), metadata=metadata)
         arrays.append(to_arrow(values, column, nan_is_null=True))
-    table = pa.table(arrays, names=[*columns])
-    return spark.createDataFrame(table if len(table) else [], fields)
+    return made_frame(spark, pa.table(arrays, names=[*columns]), fields)
+
+
+def made_frame(spark: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
+    """The rows of a table as a DataFrame; Spark Connect cannot tell the columns of none."""
+    with quiet():  # what it warns of, features of pandas, is not used here
+        return spark.createDataFrame(table if len(table) else [], schema)
 
 
 def _chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> tuple[Column, ...]:

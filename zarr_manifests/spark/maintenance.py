@@ -48,7 +48,7 @@ from zarr_manifests.repositories import Location, repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
 from zarr_manifests.session import Session, estimate_of
-from zarr_manifests.spark.job import LeftLease, check_shared, shared_repository
+from zarr_manifests.spark.job import LeftLease, check_shared, made_frame, shared_repository
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.spark.worker import briefly, opened
 from zarr_manifests.storage import Storage
@@ -274,8 +274,7 @@ def metadata_table(
     session = repository.readonly_session(version)
     if table != "chunks":
         made = driver_table(repository, session, table, path)
-        # Spark Connect cannot tell the columns of a table without rows.
-        return spark.createDataFrame(made if len(made) else [], from_arrow_schema(made.schema))
+        return made_frame(spark, made, from_arrow_schema(made.schema))
     check_shared(repository.storage)
     # By refs, not by the size of the grid: a large grid may have few.
     boxes = tuple(
