@@ -833,7 +833,8 @@ class Session:
             decodes to, NaN where there is no value), `sum` and `mean`. Integers are added exactly,
             and are float64 where a sum has more than 64 bits; all else is added as float64, also
             where xarray decodes to float32. With weights, `weight` is their sum. `attrs` say how
-            many chunks were answered, how many were read, and their bytes.
+            many chunks were answered, how many were read, and their bytes. If the array has the
+            attribute `statistics_std = 1`, `std` is the standard deviation of the values.
 
         Raises
         ------

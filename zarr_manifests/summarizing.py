@@ -36,7 +36,7 @@ from zarr_manifests.grid import Box, IndexArray, clipped_cells, clips
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import rows_at, select
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import CellWeights, measure
+from zarr_manifests.planning.zones.measure import CellWeights, declared, measure
 from zarr_manifests.planning.zones.skipping import boxes_of, may_match
 from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.progress import expect, tell
@@ -182,6 +182,8 @@ class _Totals:
         self.bounded = np.zeros(groups, np.bool_)
         self.is_float = dtype.kind == "f"
         self.sums, self.weighted, self.weight, self.covered = np.zeros((4, groups))
+        # Of deviations from the mean of a group's first row, and of their squares.
+        self.first, self.off, self.squares = np.full((3, groups), [[np.nan], [0.0], [0.0]])
         # Integers, in two halves: their sum may exceed 64 bits.
         self._halves = np.zeros((2, groups), np.int64)
 
@@ -205,6 +207,8 @@ class _Totals:
             with np.errstate(invalid="ignore", over="ignore"):
                 np.add.at(self.weighted, groups, bounds.weighted.sums)
                 np.add.at(self.weight, groups, bounds.weighted.weights)
+        if bounds.squares is not None:
+            self._add_squares(bounds, groups, cells - bounds.missing, high_sums)
         some = bounds.bounded
         at, low, high = groups[some], bounds.low[some], bounds.high[some]
         new = at[~self.bounded[at]]
@@ -219,6 +223,28 @@ class _Totals:
             return
         np.add.at(self._halves[0], groups, high_sums + (bounds.sums >> _HALF))
         np.add.at(self._halves[1], groups, bounds.sums & _LOW)
+
+    def _add_squares(
+        self, bounds: Bounds, groups: IndexArray, numbers: IndexArray, high_sums: IndexArray | int
+    ) -> None:
+        some = numbers > 0
+        at, number, squares = groups[some], numbers[some].astype(np.float64), bounds.squares
+        assert squares is not None
+        with np.errstate(invalid="ignore", over="ignore"):
+            high = np.broadcast_to(high_sums, len(some))[some] * 2.0**_HALF
+            means = (bounds.sums[some] + high) / number
+            finite = np.isfinite(means)
+            new = np.isnan(self.first[at]) & finite
+            self.first[at[new]] = means[new]
+            off = means - np.nan_to_num(self.first[at])
+            np.add.at(self.off, at, number * off)
+            np.add.at(self.squares, at, squares[some] + number * off * off)
+
+    def deviations(self, count: IndexArray) -> npt.NDArray[np.float64]:
+        """The standard deviation of each group with so many values; NaN for none."""
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            variance = np.maximum(self.squares - self.off * self.off / count, 0.0) / count
+        return np.where(np.isfinite(variance) & (count > 0), np.sqrt(np.abs(variance)), np.nan)
 
     def integers(self) -> list[int]:
         """The sums of integers."""
@@ -423,6 +449,8 @@ class _Summary:
             clip = clips(coords, array.meta.shape, array.meta.chunk_shape)
             counts = self._whole(coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)
             cells = clipped_cells(clip, array.meta.chunk_shape)
+            if self._meaning.deviations:
+                counts &= False if bounds.squares is None else ~np.isnan(bounds.squares)
             if self._digest is not None:
                 bounds, weighted = self._weighted(bounds, coords, cells)
                 counts &= weighted
@@ -481,6 +509,7 @@ class _Summary:
         array, node = self._array, self._array.node
         pages = known.pages(node.node_id)
         usable = pages is not None and pages.meaning == self._meaning.digest
+        usable = usable and not self._meaning.deviations  # which pages do not have
         if pages is None or not usable or not note_unchanged(array.contents, node, region):
             return array.chunks(node, region)
         counts = (pages.bounds.clip == 0) & ~_unknown(pages.bounds.sums)
@@ -591,13 +620,12 @@ class _Summary:
                 wide = np.where(np.isin(block, missing), block.dtype.type(0), block)
                 high_sums = measure(wide >> _HALF, lengths, missing[:0]).sums
                 rows = replace(rows, sums=measure(wide & _LOW, lengths, missing[:0]).sums)
+            each, weights = zip(self._axes, pieces, strict=True), None
             if self._digest is not None:
-                each = zip(self._axes, pieces, strict=True)
-                weights = CellWeights(
-                    tuple(piece.weights if axis.is_weighted else None for axis, piece in each)
-                )
-                both = weights.weigh(block, lengths, missing, some=bool(rows.missing.any()))
-                rows = replace(rows, weighted=Weighted(self._digest, *both))
+                own = tuple(piece.weights if axis.is_weighted else None for axis, piece in each)
+                weights = CellWeights(own, self._digest)
+            how: Any = {"deviations": self._meaning.deviations, "some": bool(rows.missing.any())}
+            rows = replace(rows, **declared(block, lengths, missing, weights, **how))
             codes = self._codes(_crossed([piece.codes for piece in pieces]))
             covered = _product(_crossed([piece.run_weights for piece in pieces]))
             found.append((rows, codes, clipped_cells(rows.clip, lengths), covered, high_sums))
@@ -638,9 +666,15 @@ class _Summary:
         columns = {"count": count, "missing": totals.missing, "min": low, "max": high}
         columns |= {"sum": sums, "mean": mean}
         columns |= {} if self._digest is None else {"weight": totals.weight}
+        if self._meaning.deviations:
+            columns["std"] = totals.deviations(count) * abs(scale)
         return xr.Dataset(
             {
-                name: (dims, one.reshape(shape), units if name in ("min", "max", "mean") else {})
+                name: (
+                    dims,
+                    one.reshape(shape),
+                    units if name in ("min", "max", "mean", "std") else {},
+                )
                 for name, one in columns.items()
             },
             coords,
@@ -668,7 +702,8 @@ class _Summary:
         weight = _product(_crossed(along))[groups] - totals.covered[groups]
         weight = np.where(absent > 0, 0, weight)
         its = Weighted(self._digest or b"", np.where(weight, weight * float(fill), 0), weight)
-        made = Bounds(low, low, absent == 0, absent, nan, sums, none, its)
+        squares = np.zeros(len(groups)) if self._meaning.deviations else None
+        made = Bounds(low, low, absent == 0, absent, nan, sums, none, its, squares)
         totals.add(made, groups, rest, high_sums=high_sums)
 
     def _ends(self) -> tuple[_Values, _Values]:

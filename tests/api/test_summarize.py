@@ -88,12 +88,13 @@ def by_xarray(
                 "max": grouped.max(over),
                 "sum": grouped.sum(over).fillna(0),  # which sums nothing, if there is no dimension
                 "mean": grouped.mean(over),
+                "std": grouped.std(over),
             }
         )
 
 
 def assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
-    for name in expected.data_vars:
+    for name in expected.data_vars.keys() & {*found.data_vars, "mean"}:
         one, other = found[name], expected[name]
         assert one.dims == other.dims
         for dim in one.dims:
@@ -102,7 +103,8 @@ def assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
             counted = found["count"].values > 0
             np.testing.assert_array_equal(one.values[counted], other.values[counted])
         else:
-            np.testing.assert_allclose(one.values, other.values, rtol=1e-12, atol=1e-12)
+            atol = 1e-6 if name == "std" else 1e-12
+            np.testing.assert_allclose(one.values, other.values, rtol=1e-12, atol=atol)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -119,6 +121,7 @@ def assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
     st.sampled_from([9, 9, 8, 7]),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_answers_are_those_of_xarray(
     kind: str,
@@ -132,6 +135,7 @@ def test_answers_are_those_of_xarray(
     length: int,
     compacts: bool,
     again: bool,
+    deviates: bool,
 ) -> None:
     if not isinstance(indexers.get("lat", slice(0)), slice | list) and by in (
         "lat",
@@ -142,7 +146,7 @@ def test_answers_are_those_of_xarray(
     encoding = {"air": {"chunks": (rows, columns)}}
     written = {"encoding": encoding, "statistics": how in ("written", "half")}
     ds = dataset(kind, 1)
-    ds["air"].attrs["statistics_weights"] = declared
+    ds["air"].attrs |= {"statistics_weights": declared, "statistics_std": int(deviates)}
     zm.write(ds, repo, message="all", **written)
     if again:
         later = dataset(kind, 2, sparse=True).isel(time=slice(3, 7))
@@ -160,6 +164,7 @@ def test_answers_are_those_of_xarray(
                 array.resize((length, *array.shape[1:]))
     ds = xr.open_dataset(repo, engine="zarr_manifests").load()
     found = repo.readonly_session().summarize("air", indexers, by=by, weights=weights)
+    assert ("std" in found) == deviates
     assert_same(found, by_xarray(ds, indexers, by, weights))
     known = weights is None or columns == 1 or declared == "lat: cos"
     known = known and length == len(TIMES)
@@ -286,6 +291,47 @@ def test_integers_are_added_exactly_and_rounded_at_the_end(
     assert found["mean"].item() == float(np.array(sum(known), "f8") / len(known))
     each = session.summarize("a", by="x")["sum"]
     assert each.values.tolist() == known
+
+
+def test_standard_deviations_do_not_cancel_and_infinities_spoil_their_own_groups() -> None:
+    rng = np.random.default_rng(0)
+    values = 101_325 + rng.normal(size=(6, 1000)) * 1e-3
+    values[4, 10] = np.inf
+    repo = zm.create(MemoryStorage())
+    ds = xr.Dataset({"p": (("t", "x"), values, {"statistics_std": 1})})
+    zm.write(ds, repo, message="pressures", encoding={"p": {"chunks": (1, 250)}})
+    session = repo.readonly_session()
+    found = session.summarize("p", by="t")
+    assert found.attrs["chunks_read"] == 0
+    values[4] = np.nan
+    np.testing.assert_allclose(found["std"], values.std(axis=1), rtol=1e-6)
+    whole = session.summarize("p", {"t": slice(0, 4)})["std"].item()
+    assert whole == pytest.approx(values[:4].std(), rel=1e-6)
+    assert repo.compute_statistics().measured == 0
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_large_chunks_are_weighed_and_have_deviations_where_they_are_written(lazy: bool) -> None:
+    values = np.random.default_rng(0).normal(size=(3, 200, 300))
+    values[1, :, 7] = np.nan
+    ds = xr.Dataset({"a": (("t", "lat", "x"), values)}, {"lat": np.linspace(-80, 80, 200)})
+    ds["a"].attrs = {"statistics_weights": "lat: cos", "statistics_std": 1}
+    repo = zm.create(MemoryStorage())
+    encoding = {"a": {"chunks": (1, 200, 300)}}
+    zm.write(ds.chunk(t=1) if lazy else ds, repo, message="large", encoding=encoding)
+    found = repo.readonly_session().summarize("a", by="t", weights={"lat": "cos"})
+    assert found.attrs["chunks_read"] == 0
+    weights = np.cos(np.deg2rad(ds.lat))
+    np.testing.assert_allclose(found["mean"], ds.a.weighted(weights).mean(["lat", "x"]), 1e-12)
+    np.testing.assert_allclose(found["std"], ds.a.std(["lat", "x"]), 1e-12)
+
+
+def test_statistics_without_deviations_are_measured_again_where_they_are_asked_for() -> None:
+    array, session = array_of(np.arange(8.0), chunks=(2,))
+    array.attrs["statistics_std"] = 1
+    found = session.summarize("a")
+    assert found["std"].item() == np.arange(8.0).std()
+    assert (found.attrs["chunks_answered"], found.attrs["chunks_read"]) == (0, 4)
 
 
 def test_missing_integers_are_not_in_a_large_sum() -> None:

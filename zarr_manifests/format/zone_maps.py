@@ -102,6 +102,7 @@ class StoredBounds(Record, frozen=True):
     clip: Any
     sums: Any = None
     weighted: StoredWeighted | None = None
+    squares: Any = None
 
 
 class Weighted(Struct, frozen=True, eq=False):
@@ -167,6 +168,9 @@ class Bounds(Struct, frozen=True, eq=False):
         0 if it clipped none.
     weighted : Weighted, optional
         Weighted sums, where weights were declared when the values were measured.
+    squares : float64[n], optional
+        Sum of the squared deviations of the values that are not missing from their mean; NaN if it
+        is not known. Pages have none.
 
     Raises
     ------
@@ -182,9 +186,11 @@ class Bounds(Struct, frozen=True, eq=False):
     sums: npt.NDArray[Any]
     clip: Column
     weighted: Weighted | None = None
+    squares: npt.NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         columns = [getattr(self, name) for name in _COLUMNS]
+        columns += [] if self.squares is None else [self.squares]
         if self.weighted is not None:
             columns += [self.weighted.sums, self.weighted.weights]
         if len({column.shape for column in columns}) > 1 or self.low.ndim != 1:
@@ -210,7 +216,8 @@ class Bounds(Struct, frozen=True, eq=False):
             return self
         weighted = None if self.weighted is None else self.weighted.take(rows)
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return Bounds(**columns, weighted=weighted)
+        squares = None if self.squares is None else self.squares[rows]
+        return Bounds(**columns, weighted=weighted, squares=squares)
 
     def around(self) -> Bounds:
         """One row: the bounds of all rows together.
@@ -246,7 +253,13 @@ class Bounds(Struct, frozen=True, eq=False):
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
         }
-        return Bounds(**columns, weighted=Weighted.joined(parts))
+        squares = None
+        if any(part.squares is not None for part in parts):
+            each = [
+                np.full(len(one), np.nan) if one.squares is None else one.squares for one in parts
+            ]
+            squares = np.concatenate(each)
+        return Bounds(**columns, weighted=Weighted.joined(parts), squares=squares)
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack, rounded outward; needs at least one row."""
@@ -269,6 +282,8 @@ class Bounds(Struct, frozen=True, eq=False):
         if (its := self.weighted) is not None:
             both = {"sums": _encoded(_codes(its.sums)), "weights": _encoded(_codes(its.weights))}
             packed["weighted"] = {"digest": its.digest, **both}
+        if self.squares is not None:
+            packed["squares"] = _encoded(_codes(self.squares))
         return packed
 
     def _texts(self) -> dict[str, Any]:
@@ -310,8 +325,11 @@ class Bounds(Struct, frozen=True, eq=False):
         if (its := stored.weighted) is not None:
             both = (_values(_decoded(one, n), np.dtype("f8")) for one in (its.sums, its.weights))
             weighted = Weighted(its.digest, *both)
+        squares = None
+        if stored.squares is not None:
+            squares = _values(_decoded(stored.squares, n), np.dtype("f8"))
         missing = nan + ((other >> 1) ^ -(other & 1))
-        return cls(low, high, bounded, missing, nan, sums, clip, weighted)
+        return cls(low, high, bounded, missing, nan, sums, clip, weighted, squares)
 
 
 def sum_type(dtype: np.dtype[Any]) -> np.dtype[Any] | None:

@@ -15,7 +15,7 @@ from zarr_manifests.spark.job import frame_of, shared_repository
 from zarr_manifests.spark.tasks import run_tasks
 from zarr_manifests.texts import known_as, shown
 
-_FUNCTIONS: Final = ("count", "missing", "min", "max", "sum", "mean")
+_FUNCTIONS: Final = ("count", "missing", "min", "max", "sum", "mean", "std")
 
 
 def aggregate(
@@ -41,7 +41,8 @@ def aggregate(
     url : str, path, storage or Repository
         The repository.
     values : mapping of str to sequence of str
-        By path of each array, what to compute: `count`, `missing`, `min`, `max`, `sum`, `mean`.
+        By path of each array, what to compute: `count`, `missing`, `min`, `max`, `sum`, `mean`; and
+        `std`, if it has the attribute `statistics_std = 1`.
     by, weights
         As in `Session.summarize`.
     where : str, optional
@@ -78,6 +79,10 @@ def aggregate(
     run, parts = partial(run_tasks, spark), []
     for path, given in values.items():
         found = opened.summarize(path, where, by=by, weights=weights, run=run)
+        if "std" in given and "std" not in found:
+            raise InvalidArgumentError(
+                f"{path} has no standard deviations: set its attribute statistics_std to 1"
+            )
         name = path.strip("/").replace("/", "_")
         parts.append(found[[*given]].rename({how: f"{name}_{how}" for how in given}))
     # Where one array has labels that another one lacks, it has no cells.

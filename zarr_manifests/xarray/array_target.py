@@ -35,7 +35,7 @@ from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.edit.chunk_statistics import cell_weights, record_zones
 from zarr_manifests.engine.edit.forks import freeze, merge_forks, revive
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.zone_maps import Bounds, Weighted
+from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import (
@@ -43,6 +43,7 @@ from zarr_manifests.planning.zones.measure import (
     PIECE_BYTES,
     CellWeights,
     ChunkMeasures,
+    declared,
     measure,
 )
 from zarr_manifests.repositories import let_others_open
@@ -104,7 +105,8 @@ class ArrayTarget:
             return
         meaning, chunk_shape = self.meaning, self._meta.chunk_shape
         weights = self._weights if self.is_weighted else None
-        found = ChunkMeasures(meaning.dtype, meaning.missing, weights)
+        how: Any = {"deviations": meaning.deviations}
+        found = ChunkMeasures(meaning.dtype, meaning.missing, weights, **how)
         watch = watched(lambda at, chunk: found.add(at, meaning.compared(chunk)))
         with watch if self._are_large(box) else nullcontext():
             write_here(self.array, place, block)
@@ -113,12 +115,11 @@ class ArrayTarget:
             return
         values = meaning.compared(whole)
         bounds = measure(values, chunk_shape, meaning.missing, _ROOM.data)
-        if weights is not None:
-            sides = zip(box.lo, chunk_shape, values.shape, strict=True)
-            inside = weights.inside([slice(lo * n, lo * n + size) for lo, n, size in sides])
-            some = bool(bounds.missing.any())
-            both = inside.weigh(values, chunk_shape, meaning.missing, some=some)
-            bounds = replace(bounds, weighted=Weighted(weights.digest, *both))
+        sides = zip(box.lo, chunk_shape, values.shape, strict=True)
+        inside = weights and weights.inside([slice(lo * n, lo * n + size) for lo, n, size in sides])
+        how["some"] = bool(bounds.missing.any())
+        more = declared(values, chunk_shape, meaning.missing, inside, **how)
+        bounds = replace(bounds, **more) if more else bounds
         self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
 
     def _are_large(self, box: Box) -> bool:

@@ -41,7 +41,7 @@ from zarr_manifests.engine.snapshot.zones import (
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.nodes import Node
-from zarr_manifests.format.zone_maps import Bounds, Weighted, ZonePages, ZoneTable
+from zarr_manifests.format.zone_maps import Bounds, ZonePages, ZoneTable
 from zarr_manifests.grid import Box, Coords, clips
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.planning.layout.leaves import PlacedLeaf
@@ -56,7 +56,7 @@ from zarr_manifests.planning.zones.meaning import (
     valid,
     zones_of_chunks,
 )
-from zarr_manifests.planning.zones.measure import CellWeights, measure
+from zarr_manifests.planning.zones.measure import CellWeights, declared, measure
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import StatisticsReport
 from zarr_manifests.runtime import Run
@@ -124,25 +124,27 @@ class _MeasuredArray(Struct, frozen=True):
             [min(n, end - i * n) for i, n, end in zip(at, shape, ends, strict=True)]
             for at, _ in chunks
         ]
-        if self.weights is None and all(size == [*shape] for size in sizes):
+        plain = self.weights is None and not self.meaning.deviations
+        if plain and all(size == [*shape] for size in sizes):
             return measure(values, shape, missing)
         found = []
         for row, ((first, *others), (at, _)) in enumerate(zip(sizes, chunks, strict=True)):
             begin = row * shape[0]
             inside = values[(slice(begin, begin + first), *map(slice, others))]
             bounds = measure(inside, shape, missing)
-            if self.weights is not None:
-                sides = zip(at, shape, inside.shape, strict=True)
-                weights = self.weights.inside([slice(i * n, i * n + size) for i, n, size in sides])
-                both = weights.weigh(inside, shape, missing, some=bool(bounds.missing[0]))
-                bounds = replace(bounds, weighted=Weighted(self.weights.digest, *both))
-            found.append(bounds)
+            sides = zip(at, shape, inside.shape, strict=True)
+            place = [slice(i * n, i * n + size) for i, n, size in sides]
+            weights = self.weights and self.weights.inside(place)
+            how: Any = {"deviations": self.meaning.deviations, "some": bool(bounds.missing[0])}
+            found.append(replace(bounds, **declared(inside, shape, missing, weights, **how)))
         return Bounds.joined(found)
 
     def holds(self, zones: ZoneTable) -> npt.NDArray[np.bool_]:
-        """Which entries have the cells that the array has now, and its weights (bool[n])."""
+        """Which entries have the cells that the array has now, and what it declares (bool[n])."""
         clip, bounds = clips(zones.coords(), self.meta.shape, self.meta.chunk_shape), zones.bounds
         found: npt.NDArray[np.bool_] = bounds.clip == clip
+        if self.meaning.deviations:
+            found &= False if bounds.squares is None else ~np.isnan(bounds.squares)
         if self.weights is None:
             return found
         its = bounds.weighted

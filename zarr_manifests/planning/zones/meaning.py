@@ -89,6 +89,8 @@ class Meaning(Struct, frozen=True, eq=False):
     weights : mapping of str to str
         By dimension, the weights of cells that the attribute `statistics_weights` declares, such as
         `"lat: cos"`. They are no part of the meaning.
+    deviations : bool
+        Whether the attribute `statistics_std` asks for squared deviations; no part of it either.
 
     Examples
     --------
@@ -111,6 +113,7 @@ class Meaning(Struct, frozen=True, eq=False):
     missing: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
     fill: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(()))
     weights: Mapping[str, str] = {}
+    deviations: bool = False
 
     @classmethod
     def of(cls, documents: Mapping[str, bytes]) -> Meaning:
@@ -162,7 +165,8 @@ def _of_documents(v3: bytes | None, v2: bytes | None, v2_attributes: bytes | Non
     if found is None or fields.get("storage_transformers"):
         return Meaning(digest, lossless)
     weights = dict(_WEIGHTS.findall(str(attributes.get("statistics_weights", ""))))
-    return Meaning(digest, lossless, True, *found, weights)
+    deviations = bool(attributes.get("statistics_std")) and found[1].kind in "biuf"
+    return Meaning(digest, lossless, True, *found, weights, deviations)
 
 
 def _digest(value: Any) -> bytes:

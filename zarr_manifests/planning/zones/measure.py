@@ -143,6 +143,8 @@ class CellWeights(Struct, frozen=True, eq=False):
     ----------
     along : tuple of (float64[n] or None)
         For each axis the weights of its positions; None for 1.
+    whole : bytes, optional
+        The digest, if these are the weights of a part of the cells.
 
     Examples
     --------
@@ -155,10 +157,13 @@ class CellWeights(Struct, frozen=True, eq=False):
     """
 
     along: tuple[npt.NDArray[np.float64] | None, ...]
+    whole: bytes | None = None
 
     @property
     def digest(self) -> bytes:
         """Hash of the weights of all cells."""
+        if self.whole is not None:
+            return self.whole
         parts = [b"" if one is None else one.astype("<f8").tobytes() for one in self.along]
         whole = b"".join(blake2b(part, digest_size=HASH_BYTES).digest() for part in parts)
         return blake2b(whole, digest_size=HASH_BYTES).digest()
@@ -166,7 +171,8 @@ class CellWeights(Struct, frozen=True, eq=False):
     def inside(self, place: Sequence[slice]) -> CellWeights:
         """Those of the cells of a block."""
         parts = zip(self.along, place, strict=True)
-        return CellWeights(tuple(None if one is None else one[cells] for one, cells in parts))
+        inside = tuple(None if one is None else one[cells] for one, cells in parts)
+        return CellWeights(inside, self.digest)
 
     def weigh(
         self, values: _Values, chunk_shape: Sequence[int], missing: _Values, *, some: bool
@@ -175,14 +181,7 @@ class CellWeights(Struct, frozen=True, eq=False):
 
         The block is as in `measure`; `some` says whether there are missing values.
         """
-        dtype, number, marks = _numbers(values.dtype, missing)
-        added: _Values = values.astype(dtype, copy=False).view(number)
-        there: _Values | None = None
-        if some:
-            absent = np.isnan(added) if dtype.kind == "f" else np.zeros(added.shape, np.bool_)
-            for mark in marks:
-                absent |= added == mark
-            added, there = np.where(absent, number.type(0), added), np.where(absent, 0.0, 1.0)
+        added, there = _present(values, missing, some=some)
         whole = np.ones((1,) * values.ndim)
         # Those without weights first, the last one above all: few values are left to multiply.
         for axis in sorted(range(values.ndim), key=lambda at: (self.along[at] is not None, -at)):
@@ -196,6 +195,73 @@ class CellWeights(Struct, frozen=True, eq=False):
             added = _summed(added, starts, axis, weights)
             there = None if there is None else _summed(there, starts, axis, weights)
         return added.astype("f8").ravel(), (whole if there is None else there).ravel()
+
+
+def declared(
+    values: _Values,
+    chunk_shape: Sequence[int],
+    missing: _Values,
+    weights: CellWeights | None,
+    *,
+    deviations: bool,
+    some: bool,
+) -> dict[str, Any]:
+    """What an array declares besides, of the chunks of a block: more columns of `Bounds`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.planning.zones.measure import declared
+    >>> values, none = np.array([3, 1, 7]), np.empty(0)
+    >>> declared(values, (2,), none, None, deviations=True, some=False)["squares"].tolist()
+    [2.0, 0.0]
+    """
+    found: dict[str, Any] = {}
+    if weights is not None:
+        both = weights.weigh(values, chunk_shape, missing, some=some)
+        found["weighted"] = Weighted(weights.digest, *both)
+    if deviations:
+        if not values.ndim:
+            values, chunk_shape = values.reshape(1), (1,)
+        line = chunk_shape[0] * max(_SLAB * 8 // (chunk_shape[0] * values[:1].size), 1)
+        parts = (values[at : at + line] for at in range(0, len(values), line))
+        found["squares"] = np.concatenate([_squares(p, chunk_shape, missing, some) for p in parts])
+    return found
+
+
+@_quiet
+def _squares(
+    values: _Values, chunk_shape: Sequence[int], missing: _Values, some: bool
+) -> npt.NDArray[np.float64]:
+    """Sums of the squared deviations from the mean of each chunk; infinite with infinities."""
+    plain, none = CellWeights((None,) * values.ndim), missing[:0]
+    added, there = _present(values, missing, some=some)
+    number = added.size if there is None else max(int(there.sum()), 1)
+    # From about the mean, so that squares do not cancel.
+    mean = float(added.sum(dtype=np.float64)) / number
+    if not np.isfinite(mean):
+        finite = added[np.isfinite(added)]
+        mean = float(finite.mean(dtype=np.float64)) if finite.size else 0.0
+    off = added.astype(np.float64) - mean
+    off = off if there is None else off * there
+    sums, _ = plain.weigh(off, chunk_shape, none, some=False)
+    squares, cells = plain.weigh(off * off, chunk_shape, none, some=False)
+    if there is not None:
+        cells, _ = plain.weigh(there, chunk_shape, none, some=False)
+    found = np.maximum(squares - sums * sums / np.maximum(cells, 1), 0.0)
+    return np.where(np.isfinite(found), found, np.inf)
+
+
+def _present(values: _Values, missing: _Values, *, some: bool) -> tuple[_Values, _Values | None]:
+    """Numbers with 0 in place of missing ones, and 1 where there is one; None: everywhere."""
+    dtype, number, marks = _numbers(values.dtype, missing)
+    added: _Values = values.astype(dtype, copy=False).view(number)
+    if not some:
+        return added, None
+    absent = np.isnan(added) if dtype.kind == "f" else np.zeros(added.shape, np.bool_)
+    for mark in marks:
+        absent |= added == mark
+    return np.where(absent, number.type(0), added), np.where(absent, 0.0, 1.0)
 
 
 @_quiet
@@ -245,6 +311,8 @@ class ChunkMeasures:
         As in `measure`.
     weights : CellWeights, optional
         Those of the array.
+    deviations : bool
+        Whether to measure these, too.
 
     Examples
     --------
@@ -260,12 +328,17 @@ class ChunkMeasures:
     """
 
     def __init__(
-        self, dtype: np.dtype[Any], missing: _Values, weights: CellWeights | None = None
+        self,
+        dtype: np.dtype[Any],
+        missing: _Values,
+        weights: CellWeights | None = None,
+        *,
+        deviations: bool = False,
     ) -> None:
         self._dtype, self._number, self._marks = _numbers(dtype, missing)
         self._found: dict[Coords, Extent] = {}
-        self._missing, self._weights = missing, weights
-        self._weighed: dict[Coords, tuple[_Values, _Values]] = {}
+        self._missing, self._weights, self._deviations = missing, weights, deviations
+        self._declared: dict[Coords, dict[str, Any]] = {}
 
     def __len__(self) -> int:
         return len(self._found)
@@ -277,11 +350,14 @@ class ChunkMeasures:
             values = values.transpose(_in_memory(values))
         found = Extent(*_measured_chunk(values, self._marks, room), values.size)
         self._found[coords] = found
-        if self._weights is not None:
+        if self._weights is not None or self._deviations:
             sides = zip(coords, chunk.shape, strict=True)
-            inside = self._weights.inside([slice(at * n, (at + 1) * n) for at, n in sides])
-            both = inside.weigh(chunk, chunk.shape, self._missing, some=found.missing > 0)
-            self._weighed[coords] = both
+            inside = self._weights and self._weights.inside(
+                [slice(at * n, (at + 1) * n) for at, n in sides]
+            )
+            how: Any = {"deviations": self._deviations, "some": found.missing > 0}
+            of_chunk = chunk, chunk.shape, self._missing, inside
+            self._declared[coords] = declared(*of_chunk, **how)
         return found
 
     def rows(self) -> tuple[Box, IndexArray, Bounds]:
@@ -297,10 +373,15 @@ class ChunkMeasures:
         coords = np.array(every, np.int64).reshape(len(every), -1)
         box = Box(tuple(coords.min(0).tolist()), tuple((coords.max(0) + 1).tolist()))
         bounds = _bounds(self._dtype, np.zeros(len(every), np.int64), *found)
+        more = [self._declared[at] for at in every if at in self._declared]
         if self._weights is not None:
-            both = zip(*(self._weighed[at] for at in every), strict=True)
-            its = Weighted(self._weights.digest, *map(np.concatenate, both))
-            bounds = replace(bounds, weighted=its)
+            both = (
+                np.concatenate([getattr(one["weighted"], name) for one in more])
+                for name in ("sums", "weights")
+            )
+            bounds = replace(bounds, weighted=Weighted(self._weights.digest, *both))
+        if self._deviations:
+            bounds = replace(bounds, squares=np.concatenate([one["squares"] for one in more]))
         return box, box.ravel(coords), bounds
 
 
