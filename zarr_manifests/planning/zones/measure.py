@@ -261,7 +261,7 @@ def _present(values: _Values, missing: _Values, *, some: bool) -> tuple[_Values,
     absent = np.isnan(added) if dtype.kind == "f" else np.zeros(added.shape, np.bool_)
     for mark in marks:
         absent |= added == mark
-    return np.where(absent, number.type(0), added), np.where(absent, 0.0, 1.0)
+    return _zeroed(added, absent), np.where(absent, 0.0, 1.0)
 
 
 @_quiet
@@ -449,20 +449,16 @@ def _inside(starts: Sequence[int], at: Sequence[slice], sizes: Sequence[int]) ->
 
 @_quiet
 def _measured(
-    values: _Values, axes: Sequence[int], marks: _Values
+    values: _Values, axes: Sequence[int], marks: _Values, *, has_nan: bool = False
 ) -> tuple[_Values, _Values, _Values | int, _Values | int, _Values]:
     """Least and greatest value, number of missing values and of NaN, and sum, along these axes.
 
-    Where all values are missing, the first two mean nothing.
+    Where all values are missing, the first two mean nothing. `has_nan` says that there may be NaN.
     """
-    least: np.ufunc = np.minimum
-    most: np.ufunc = np.maximum
-    low = _reduced(least, values, axes)
-    has_nan = values.dtype.kind == "f" and bool(np.isnan(low).any())
-    if has_nan:
-        least, most = np.fmin, np.fmax
-        low = _reduced(least, values, axes)
-    high = _reduced(most, values, axes)
+    low = _reduced(np.fmin if has_nan else np.minimum, values, axes)
+    if not has_nan and values.dtype.kind == "f" and np.isnan(low).any():
+        return _measured(values, axes, marks, has_nan=True)
+    high = _reduced(np.fmax if has_nan else np.maximum, values, axes)
     seen = [mark for mark in marks if ((low <= mark) & (mark <= high)).any()]
     absent = [values == mark for mark in seen]
     nan: _Values | int = 0
@@ -478,8 +474,7 @@ def _measured(
         if values.dtype.kind == "i":
             top = np.iinfo(values.dtype).min
             low, high = (end.view(values.dtype) ^ top for end in (low, high))
-    there = np.where(missing, values.dtype.type(0), values)
-    return low, high, _counted(missing, axes), nan, _added(there, axes)
+    return low, high, _counted(missing, axes), nan, _added(_zeroed(values, missing), axes)
 
 
 @_quiet
@@ -495,17 +490,13 @@ def _measured_chunk(
     for part in _pieces(chunk, room):
         # Where one piece has NaN, so has the next, most likely.
         low: Any = np.nan if empty else np.minimum.reduce(part)
-        if low == low:
-            high, empty = np.maximum.reduce(part), 0
-        else:  # NaN passes on
-            low, high = np.fmin.reduce(part), np.fmax.reduce(part)
-            empty = int(np.count_nonzero(np.isnan(part)))
-        missing = empty
-        if empty or any(low <= mark <= high for mark in marks):
-            low, high, *counts, added = _measured(part, [0], marks)
+        has_nan = low != low  # NaN passes on
+        high: Any = low if has_nan else np.maximum.reduce(part)
+        if has_nan or any(low <= mark <= high for mark in marks):
+            low, high, *counts, added = _measured(part, [0], marks, has_nan=bool(has_nan))
             missing, empty = map(int, counts)
         else:
-            added = np.add.reduce(part, dtype=adds)
+            missing, empty, added = 0, 0, np.add.reduce(part, dtype=adds)
         if least is None or missing < part.size:
             known = least is not None and gone < seen
             least = min(least, low) if known else low
@@ -586,6 +577,14 @@ def _counted(where: npt.NDArray[np.bool_], axes: Sequence[int]) -> _Values:
         most *= counts.shape[axis - done]
         counts = np.add.reduce(counts, axis=axis - done, dtype=np.min_scalar_type(most))
     return counts
+
+
+def _zeroed(values: _Values, missing: npt.NDArray[np.bool_]) -> _Values:
+    """The values with 0 in place of missing ones, without a branch for each value."""
+    bits = missing.view(np.uint8).astype(f"u{values.itemsize}")
+    np.subtract(bits, bits.dtype.type(1), out=bits)
+    zeroed: _Values = np.bitwise_and(values.view(bits.dtype), bits, out=bits)
+    return zeroed.view(values.dtype)
 
 
 def _without(values: _Values, missing: npt.NDArray[np.bool_]) -> tuple[_Values, _Values]:
