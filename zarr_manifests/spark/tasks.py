@@ -149,7 +149,8 @@ def session(
     settings.setdefault("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
     # Other hosts, and those of local-cluster, launch their JVMs later.
     alone = own["spark.master"].partition("[")[0] == "local"
-    with java_home(local=alone) as home, _environment(home, local=local):
+    # Spark warns of pandas, of which nothing is used here.
+    with java_home(local=alone) as home, _environment(home, local=local), quiet():
         return SparkSession.Builder().config(map=settings).getOrCreate()
 
 
