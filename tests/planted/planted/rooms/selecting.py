@@ -60,6 +60,30 @@ FAULTS = [
         "",
     ),
     Fault(
+        "squares-of-deviations-cancel",
+        "planning/zones/measure.py",
+        "    off = added.astype(np.float64) - mean\n",
+        "    off = added.astype(np.float64)\n",
+    ),
+    Fault(
+        "a-dataset-answers-without-its-values-being-decoded",
+        "xarray/backend.py",
+        "    if not decodes and any(",
+        "    if False and any(",
+    ),
+    Fault(
+        "a-dataset-that-was-computed-is-summarized",
+        "xarray/backend.py",
+        "        if len(graph.layers) != 2 or len(read) != 1:",
+        "        if len(read) != 1:",
+    ),
+    Fault(
+        "large-sums-wrap-around",
+        "summarizing.py",
+        "            if (rows.sums == NO_SUM).any():",
+        "            if False:",
+    ),
+    Fault(
         "bounds-of-another-packing-count",
         "selecting.py",
         "if zones.meaning != self._meaning.digest:",
