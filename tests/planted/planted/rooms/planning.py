@@ -137,7 +137,7 @@ FAULTS = [
     Fault(
         "nan-is-added-up",
         "planning/zones/measure.py",
-        "        if empty or any(low <= mark <= high for mark in marks):",
+        "        if has_nan or any(low <= mark <= high for mark in marks):",
         "        if any(low <= mark <= high for mark in marks):",
     ),
     Fault(

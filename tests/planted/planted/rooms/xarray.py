@@ -28,7 +28,7 @@ FAULTS = [
     Fault(
         "far-dates-are-lost-beside-a-missing-one",
         "xarray/fit.py",
-        'if given.dtype.kind != "M" or not (_are_far(given) or np.isnat(given).any()):',
+        "if not (_are_far(given, self.attributes) or np.isnat(given).any()):",
         "if True:",
     ),
     Fault(
