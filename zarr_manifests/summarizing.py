@@ -349,7 +349,8 @@ def _axes(
                 raise InvalidArgumentError(f"{dim}={indexers[dim]!r}: {error}") from error
         places = np.atleast_1d(at.to_numpy())
         if len(np.unique(places)) < len(places):
-            raise InvalidArgumentError(f"{dim}={indexers[dim]!r} selects a position twice")
+            what = f"{dim}={indexers[dim]!r}" if dim in indexers else f"the dataset's {dim!r}"
+            raise InvalidArgumentError(f"{what} selects a position twice")
         named, codes, groups = None, np.zeros(len(places), np.int64), 1
         if dim in by:
             named, labels, codes = _grouped(at, dim, by[dim])

@@ -119,6 +119,8 @@ def test_changed_values_undecoded_ones_and_other_stores_are_refused(
     ):
         with pytest.raises(InvalidArgumentError, match=said):
             changed.zm.summarize("t")
+    with pytest.raises(InvalidArgumentError, match="the dataset's 'lat' selects a position twice"):
+        opened(repo).isel(lat=[0, 1, 0]).zm.summarize("t")
     with pytest.raises(InvalidArgumentError, match="has no dimension 'depth'"):
         opened(repo).zm.summarize("t", by="depth")
     with pytest.raises(InvalidArgumentError, match="one label of it is selected"):
