@@ -310,8 +310,8 @@ class DatasetAccessor:
         Parameters
         ----------
         name : str
-            The variable. Its values must not be loaded or changed; with dask arrays, it must be
-            whole, and `indexers` select of it.
+            The variable. Its values must not be loaded, which `cache=False` avoids, or changed;
+            with dask arrays, it must be whole, and `indexers` select of it.
         indexers, by, weights
             As in `Session.summarize`. Labels are those of the dataset; the names of weights, and
             the coordinates that they are cosines of, are those stored.
@@ -383,8 +383,8 @@ def _stored_array(name: str, variable: xr.Variable) -> tuple[zarr.Array[Any], tu
 def _unknown(name: str, why: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{name!r} may not be what is stored, since {why}: open it by "
-        'xr.open_dataset(..., engine="zarr_manifests"), and select by sel, isel or indexers only; '
-        "or compute with xarray"
+        'xr.open_dataset(..., engine="zarr_manifests", cache=False), and select by sel, isel or '
+        "indexers only; or compute with xarray"
     )
 
 
