@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import zarr
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -181,6 +182,7 @@ class WhereArray:
 
     def __init__(self, store: ManifestStore, path: str, *, decode_times: bool) -> None:
         self._store, self._decode_times = store, decode_times
+        self._opened: dict[str, zarr.Array[Any]] = {}
         self.contents: SessionView = contents_of(store)
         self.node: Node = self.contents.array_at(path)
         self.meta = meta_of(self.node)
@@ -246,8 +248,17 @@ class WhereArray:
             )
         if node is None or node.array is None:
             return Ranges.of_cells(np.arange(size), np.zeros(size, np.bool_))
-        stored = read_here(open_here(self._store, node.path))
-        return Ranges.of_cells(*comparable(self.decoded(node, stored)))
+        return Ranges.of_cells(*comparable(self.values(node)))
+
+    def opened(self, node: Node) -> zarr.Array[Any]:
+        """An array, opened once."""
+        if node.path not in self._opened:
+            self._opened[node.path] = open_here(self._store, node.path)
+        return self._opened[node.path]
+
+    def values(self, node: Node) -> _Values:
+        """All values of an array as xarray decodes them."""
+        return self.decoded(node, read_here(self.opened(node)))
 
     def decoded(self, node: Node, stored: _Values) -> _Values:
         """Stored values as xarray decodes them.
@@ -268,7 +279,7 @@ class WhereArray:
                 "mean: set this attribute to a list of names"
             )
         need(f"/{node.path}, which has CF attributes,", "xarray", "xarray")
-        how = decoded_by(open_here(self._store, node.path))
+        how = decoded_by(self.opened(node))
         return decoded(f"/{node.path}", stored, how, decode_times=self._decode_times)
 
 

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.bulk import open_here, read_here
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import note_unchanged
 from zarr_manifests.engine.edit.change_set import ForkState
@@ -283,8 +282,8 @@ def summarize(
         )
     chosen: Mapping[str, Any] = _chosen(array, indexers) if isinstance(indexers, str) else {}
     labels = {} if indexers is None or isinstance(indexers, str) else dict(indexers)
-    axes, coords = _axes(array, store, chosen, labels, _by(by), found, along)
-    work = _Summary(array, store, meaning, axes, None if found is None else found.digest)
+    axes, coords = _axes(array, chosen, labels, _by(by), found, along)
+    work = _Summary(array, meaning, axes, None if found is None else found.digest)
     work.find(branch, run)
     return work.answer(coords)
 
@@ -315,7 +314,6 @@ def _chosen(array: WhereArray, where: str) -> dict[str, npt.NDArray[np.bool_]]:
 
 def _axes(
     array: WhereArray,
-    store: ManifestStore,
     chosen: Mapping[str, npt.NDArray[np.bool_]],
     indexers: dict[str, Any],
     by: dict[str, str | None],
@@ -336,7 +334,8 @@ def _axes(
     along = weights.along if weights is not None else (None,) * len(dims)
     for dim, size, chunk, its in zip(dims, meta.shape, meta.chunk_shape, along, strict=True):
         if given is None:
-            at = xr.DataArray(np.arange(size), _labels(array, store, dim, size), [dim])
+            labels = _labels(array, dim, size) if dim in indexers or dim in by else {}
+            at = xr.DataArray(np.arange(size), labels, [dim])
         else:
             at = given[dim]
         if dim in chosen:
@@ -360,12 +359,12 @@ def _axes(
     return axes, coords
 
 
-def _labels(array: WhereArray, store: ManifestStore, dim: str, size: int) -> dict[str, Any]:
+def _labels(array: WhereArray, dim: str, size: int) -> dict[str, Any]:
     """The coordinate of a dimension by its name; nothing if there is none."""
     node = array.beside(dim)
     if node is None or node.array is None or node.array.shape != (size,):
         return {}
-    return {dim: (dim, array.decoded(node, read_here(open_here(store, node.path))))}
+    return {dim: (dim, array.values(node))}
 
 
 def _grouped(at: Any, dim: str, how: str | None) -> tuple[str, Any, IndexArray]:
@@ -403,8 +402,6 @@ class _Summary:
     ----------
     array : WhereArray
         The array.
-    store : ManifestStore
-        Where it is.
     meaning : Meaning
         What its values mean.
     axes : sequence of _Axis
@@ -416,7 +413,6 @@ class _Summary:
     def __init__(
         self,
         array: WhereArray,
-        store: ManifestStore,
         meaning: Meaning,
         axes: Sequence[_Axis],
         digest: bytes | None,
@@ -424,7 +420,7 @@ class _Summary:
         self._array, self._meaning, self._axes, self._digest = array, meaning, axes, digest
         self._shape = tuple(axis.groups for axis in axes)
         self._totals = _Totals(meaning.dtype, math.prod(self._shape))
-        self._zarr = open_here(store, array.node.path)
+        self._zarr = array.opened(array.node)
         self._counts = dict.fromkeys(("chunks_answered", "chunks_read", "bytes_read"), 0)
 
     # --- from zone maps ---------------------------------------------------------------------------
@@ -735,7 +731,7 @@ class _ReadTask(Struct, frozen=True):
         store = ManifestStore(revive_reader(self.state), read_only=True)
         array = WhereArray(store, self.path, decode_times=True)
         meaning = Meaning.of(array.node.documents)
-        return _Summary(array, store, meaning, self.axes, self.digest).measured(box)
+        return _Summary(array, meaning, self.axes, self.digest).measured(box)
 
 
 def _crossed(along: Sequence[_Values]) -> list[_Values]:
