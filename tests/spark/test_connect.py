@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 import zarr_manifests as zm
 from zarr_manifests.spark import (
     changes,
-    create_view,
     explain_pruning,
     maintenance,
     metadata_table,
@@ -78,7 +77,7 @@ def look(spark: SparkSession, place: str) -> None:
     assert read(spark, place).count() == 200
     assert changes(spark, place, None).count() == 200
     assert explain_pruning(spark, place, where="a > 150").left_out["statistics"] == 6
-    create_view(spark, "v", place)
+    read(spark, place).createOrReplaceTempView("v")
     assert [row[0] for row in spark.sql("SELECT max(a) FROM v").collect()] == [199.0]
     register(spark)
     loaded = spark.read.format("zarr_manifests").option("where", "a < 10").load(place)

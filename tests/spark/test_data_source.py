@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
-from zarr_manifests.spark import create_view, read, register
+from zarr_manifests.spark import read, register
 
 FORMAT = "zarr_manifests"
 
@@ -91,7 +91,7 @@ def test_a_frame_stays_at_its_snapshot_while_others_commit(
     frame = load(spark, made)
     at = made.storage.url
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW pinned USING {FORMAT} OPTIONS (path '{at}')")
-    create_view(spark, "pinned_too", made.storage.url)
+    read(spark, made.storage.url).createOrReplaceTempView("pinned_too")
     before = rows(frame)
     write(tmp_path / "repo", field(1000.0), mode="w")
     made.compact()
@@ -167,7 +167,7 @@ def test_views_answer_sql(spark: SparkSession, repo: Repository) -> None:
         f"CREATE OR REPLACE TEMPORARY VIEW v USING {FORMAT} "
         f"OPTIONS (path '{repo.storage.url}', variables 'a', version 'first', `target-rows` '50')"
     )
-    create_view(spark, "w", repo.storage.url, variables=["a"], version="first")
+    read(spark, repo.storage.url, "a", version="first").createOrReplaceTempView("w")
     query = "SELECT y, round(avg(a), 3) AS a, count(*) AS n FROM {} WHERE x < 50 GROUP BY y"
     found = rows(spark.sql(query.format("v")))
     assert found == rows(spark.sql(query.format("w")))

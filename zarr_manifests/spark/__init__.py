@@ -12,7 +12,7 @@ from zarr_manifests.ondemand import need, on_demand
 if TYPE_CHECKING:
     from zarr_manifests.spark.aggregates import aggregate
     from zarr_manifests.spark.cell_rows import changes, explain_pruning, read
-    from zarr_manifests.spark.data_source import create_view, register
+    from zarr_manifests.spark.data_source import register
     from zarr_manifests.spark.dataframes import foreach_batch, write_dataframe
     from zarr_manifests.spark.maintenance import metadata_table
     from zarr_manifests.spark.tasks import ingest, session, write_dataset
@@ -22,7 +22,6 @@ need(__name__, "spark", "pyspark", "pandas", "pyarrow", "xarray")
 __all__ = [
     "aggregate",
     "changes",
-    "create_view",
     "explain_pruning",
     "foreach_batch",
     "ingest",
@@ -38,7 +37,6 @@ __getattr__ = on_demand(
     __name__,
     aggregate="aggregates",
     changes="cell_rows",
-    create_view="data_source",
     explain_pruning="cell_rows",
     foreach_batch="dataframes",
     ingest="tasks",

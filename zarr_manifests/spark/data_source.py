@@ -57,10 +57,8 @@ from zarr_manifests import repositories
 from zarr_manifests.config import duration_of
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.planning.conflict.admission import Txn
-from zarr_manifests.repositories import Location
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
-from zarr_manifests.spark.cell_rows import read
 from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
 from zarr_manifests.spark.dataframes import (
     QUERY_ID,
@@ -370,43 +368,6 @@ def register(spark: SparkSession) -> None:
     # Spark's processes do not know the session, so the class tells them what planning needs.
     members = {"facts": SparkFacts.of(spark)}
     spark.dataSource.register(type("ManifestsDataSource", (ManifestsDataSource,), members))
-
-
-def create_view(
-    spark: SparkSession,
-    name: str,
-    url: Location,
-    **options: Any,
-) -> None:
-    """Create or replace a temporary view of variables, to be queried in SQL.
-
-    It reads as `read` does, not through the data source. It stays at the snapshot that was current
-    when it was made.
-
-    Parameters
-    ----------
-    spark : SparkSession
-        A Spark session.
-    name : str
-        Name of the view.
-    url : str, path, Storage or Repository
-        The repository.
-    **options
-        As for `read`: `variables`, `version`, `where`, ...
-
-    Raises
-    ------
-    ManifestsError
-        As for `read`.
-
-    Examples
-    --------
-    >>> from zarr_manifests.spark import create_view, session
-    >>> spark = session(master="local[2]")  # doctest: +SKIP
-    >>> create_view(spark, "winds", "winds", variables=["u", "v"])  # doctest: +SKIP
-    >>> spark.sql("SELECT avg(u) FROM winds").show()  # doctest: +SKIP
-    """
-    read(spark, url, **options).createOrReplaceTempView(name)
 
 
 class ManifestsDataSource(DataSource):
