@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from zarr_manifests.ondemand import need, on_demand
 
 if TYPE_CHECKING:
-    from zarr_manifests.spark.aggregates import aggregate
-    from zarr_manifests.spark.cell_rows import changes, explain_pruning, read
+    from zarr_manifests.spark.cell_rows import aggregate, changes, explain_pruning, read
     from zarr_manifests.spark.data_source import register
     from zarr_manifests.spark.dataframes import foreach_batch, write_dataframe
     from zarr_manifests.spark.maintenance import metadata_table
@@ -35,7 +34,7 @@ __all__ = [
 
 __getattr__ = on_demand(
     __name__,
-    aggregate="aggregates",
+    aggregate="cell_rows",
     changes="cell_rows",
     explain_pruning="cell_rows",
     foreach_batch="dataframes",

@@ -8,6 +8,8 @@ For what changed between two snapshots, the driver finds the boxes of cells that
 deltas of the commits in between, and each task reads the cells of some boxes. Rows are identified
 by the positions of their cells. So coordinates must have the same values at both snapshots, as far
 as both have them.
+
+Aggregates come mostly from statistics. Tasks aggregate the rest before a row is made.
 """
 
 from __future__ import annotations
@@ -28,12 +30,21 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import Location, repository_of
-from zarr_manifests.spark.job import Job, chunks_in, options_of, with_lease
+from zarr_manifests.spark.job import (
+    Job,
+    chunks_in,
+    frame_of,
+    options_of,
+    shared_repository,
+    with_lease,
+)
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_changes, plan_read
 from zarr_manifests.spark.source import Source
-from zarr_manifests.spark.tasks import mapped
+from zarr_manifests.spark.tasks import mapped, run_tasks
 from zarr_manifests.spark.worker import run_arrow
+from zarr_manifests.texts import known_as, shown
 
+_FUNCTIONS: Final = ("count", "missing", "min", "max", "sum", "mean", "std")
 _KINDS: Final = {"added": ("added",), "all": ("added", "overwritten", "rewritten", "removed")}
 
 
@@ -359,3 +370,83 @@ def changes(
         part = rows(spark, with_lease(job, lease))
         frames.append(part if cells == "added" else part.withColumn("_change", f.lit(kind)))
     return reduce(DataFrame.union, frames)
+
+
+# --- aggregates ----------------------------------------------------------------------------------
+
+
+def aggregate(
+    spark: SparkSession,
+    url: Location,
+    values: Mapping[str, Sequence[str]],
+    *,
+    by: str | Sequence[str] | Mapping[str, str | None] | None = None,
+    where: str | None = None,
+    weights: Mapping[str, Any] | None = None,
+    version: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> DataFrame:
+    """Aggregate arrays by labels of their dimensions, as `Session.summarize` does.
+
+    Whole chunks are answered by their statistics. Others are read and aggregated in tasks, by
+    NumPy; what is few is read on the driver. Only the answer becomes rows.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        Runs the tasks.
+    url : str, path, storage or Repository
+        The repository.
+    values : mapping of str to sequence of str
+        By path of each array, what to compute: `count`, `missing`, `min`, `max`, `sum`, `mean`; and
+        `std`, if it has the attribute `statistics_std = 1`.
+    by, weights
+        As in `Session.summarize`.
+    where : str, optional
+        Comparisons of coordinates, such as `"lat > 30"`.
+    version : str, optional
+        A branch, tag, id and so on; by default the head of `main`.
+    storage_options : mapping, optional
+        Options for the URL.
+
+    Returns
+    -------
+    DataFrame
+        A column for each dimension in `by`, and one such as `t2m_mean` for each value.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such array.
+    InvalidArgumentError
+        If a function is unknown, or as `Session.summarize` does.
+
+    Examples
+    --------
+    >>> from zarr_manifests.spark import aggregate, session
+    >>> spark = session(master="local[2]")  # doctest: +SKIP
+    >>> aggregate(spark, "winds", {"u": ["mean", "max"]}, by="time").show()  # doctest: +SKIP
+    """
+    import xarray as xr
+
+    for how in (how for given in values.values() for how in given):
+        if how not in _FUNCTIONS:
+            raise InvalidArgumentError(f"{shown(how)} is unknown: {known_as(how, _FUNCTIONS)}")
+    if not any(values.values()):
+        raise InvalidArgumentError('values= names nothing: give {"air": ["mean"]} and so on')
+    opened = shared_repository(url, storage_options).readonly_session(version)
+    run, parts = partial(run_tasks, spark), []
+    for path, given in values.items():
+        found = opened.summarize(path, where, by=by, weights=weights, run=run)
+        if "std" in given and "std" not in found:
+            raise InvalidArgumentError(
+                f"{path} has no standard deviations: set its attribute statistics_std to 1"
+            )
+        name = path.strip("/").replace("/", "_")
+        parts.append(found[[*given]].rename({how: f"{name}_{how}" for how in given}))
+    # Where one array has labels that another one lacks, it has no cells.
+    none = {name: 0 for part in parts for name in part if name.endswith(("_count", "_missing"))}
+    whole = xr.merge(parts, join="outer", fill_value=none, combine_attrs="drop")
+    dims = [*whole.sizes]
+    columns = (whole[name].broadcast_like(whole).transpose(*dims) for name in (*dims, *whole))
+    return frame_of(spark, {str(one.name): one for one in columns})
