@@ -411,6 +411,7 @@ def test_the_command_line_shows_a_table_and_what_was_read(tmp_path: Any) -> None
         (("--where", "air > 3"), "is about values"),
         (("--by", "depth"), "no dimension 'depth'"),
         (("-w", "lat=area"), "give for a dimension of /air"),
+        (("--where", "lat >> 3"), "\n  lat >> 3\n       ^\na where is comparisons"),
     ):
         result = call("summarize", tmp_path, "air", *words)
         assert result.exit_code == 2

@@ -21,7 +21,7 @@ from msgspec import Struct
 from rich.text import Text
 
 import zarr_manifests as zm
-from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError, WhereError
 from zarr_manifests.progress import show_progress
 from zarr_manifests.rendering import PlainConsole
 from zarr_manifests.report import json_line
@@ -304,7 +304,8 @@ def write_error(error: BaseException | str) -> None:
     text = error.message if isinstance(error, ConflictError) else str(error)
     mark = typer.style("error:", fg=typer.colors.RED, bold=True)
     color = None if sys.stderr.isatty() else False
-    shown = plain_text(on_command_line(text)).replace("\\n  ", "\n  ")  # a list
+    is_plain = isinstance(error, WhereError)  # which shows a place by lines of its own
+    shown = plain_text(on_command_line(text), lines=is_plain).replace("\\n  ", "\n  ")  # a list
     typer.echo(f"{mark} {shown}", err=True, color=color)
     for conflict in conflicts:
         typer.echo(f"  {conflict}", err=True)
