@@ -213,6 +213,24 @@ def test_dates_that_xarray_does_not_open_beside_missing_ones(lazy: bool, far: st
     assert opened(repository).t.size == 2
 
 
+def test_an_append_with_rounded_coordinates_leaves_the_stored_ones() -> None:
+    lat = np.array([89.9, 79.8, 69.7])
+    repository = zm.create(MemoryStorage())
+    day = xr.Dataset({"t": (("time", "lat"), np.ones((1, 3)))}, {"time": [0], "lat": lat})
+    day = day.assign_coords(area=("lat", lat / 3))
+    zm.write(day, repository, message="float64")
+    rounded = day.assign_coords(
+        time=[1], lat=lat.astype("f4"), area=("lat", (lat / 3).astype("f4"))
+    )
+    first = repository.list_branches()["main"]
+    second = zm.write(rounded, repository, append_dim="time")
+    found = opened(repository)
+    assert found.lat.values.tolist() == lat.tolist()
+    assert found.area.values.tolist() == (lat / 3).tolist()
+    assert found.sizes["time"] == 2
+    assert set(repository.diff(first, second).chunks) == {"/t", "/time"}
+
+
 # --- what attributes, dimensions and labels make of values -------------------------------------
 
 
