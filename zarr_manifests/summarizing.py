@@ -273,26 +273,64 @@ def summarize(
         )
     if array.decoded(array.node, meaning.decodable(meaning.fill.reshape(1))).dtype.kind == "M":
         raise InvalidArgumentError(f"/{array.node.path} holds times, which are not summarized")
-    found = None if weights is None else cell_weights(array.contents, array.node, weights)
-    if weights is not None and found is None:
-        raise InvalidArgumentError(
-            f"weights={weights!r:.200}: give for a dimension of /{array.node.path} one number for "
-            "each position, the name of a variable along it without packing, or 'cos' of its "
-            "coordinate in degrees"
-        )
+    found = None if weights is None else _weights(array, weights)
     chosen: Mapping[str, Any] = _chosen(array, indexers) if isinstance(indexers, str) else {}
     labels = {} if indexers is None or isinstance(indexers, str) else dict(indexers)
-    axes, coords = _axes(array, chosen, labels, _by(by), found, along)
+    axes, coords = _axes(array, chosen, labels, _by(by, array.dims), found, along)
     work = _Summary(array, meaning, axes, None if found is None else found.digest)
     work.find(branch, run)
     return work.answer(coords)
 
 
-def _by(by: Any) -> dict[str, str | None]:
-    if isinstance(by, Mapping):
-        return dict(by)
-    names = [by] if isinstance(by, str) else [*(by or ())]
-    return dict.fromkeys(names)
+def _weights(array: WhereArray, given: Any) -> CellWeights:
+    """The weights that are asked for."""
+    sizes = dict(zip(array.dims, array.meta.shape, strict=True))
+    for dim, said in given.items() if isinstance(given, Mapping) else [(None, given)]:
+        if dim is None:
+            what = f"weights={type(given).__name__} is no mapping, such as {{'lat': 'cos'}}"
+        elif dim not in sizes:
+            what = f"/{array.node.path} has no dimension {dim!r}; it has {_named(array)}"
+        elif not isinstance(said, str) and np.shape(said) != (sizes[dim],):
+            what = f"{dim!r} has {sizes[dim]} positions, and its weights the shape {np.shape(said)}"
+        elif cell_weights(array.contents, array.node, {dim: said}) is None:
+            what = (
+                f"the weights of {dim!r} cannot be {said!r:.80}: give 'cos' of its coordinate in "
+                "degrees, the name of a variable along it alone, without packing, or a number for "
+                "each position; none is negative or missing"
+            )
+        else:
+            continue
+        raise InvalidArgumentError(what)
+    found = cell_weights(array.contents, array.node, given)
+    if found is None:
+        raise InvalidArgumentError("weights= names no dimension: give {'lat': 'cos'} and so on")
+    return found
+
+
+def _named(array: WhereArray) -> str:
+    return ", ".join(map(str, array.dims)) or "none"
+
+
+def _by(by: Any, dims: Sequence[str | None]) -> dict[str, str | None]:
+    """What there are groups of, by dimension; `time.month` is the month of `time`."""
+    if not isinstance(by, Mapping):
+        if not isinstance(by, str | Sequence | None):
+            raise InvalidArgumentError(
+                f"by= names dimensions, such as 'time.month', not {by!r:.80}"
+            )
+        by = dict.fromkeys([by] if isinstance(by, str) else by or ())
+    found = dict[Any, Any]()
+    for name, of in by.items():
+        dim, _, part = str(name).partition(".")
+        split = of is None and bool(part) and name not in dims
+        found |= {dim: part} if split else {name: of}
+    for dim, part in found.items():
+        if not isinstance(dim, str) or not isinstance(part, str | None):
+            raise InvalidArgumentError(
+                f"by={{{dim!r}: {part!r}}}: give a dimension, or one part of its times, as in "
+                "'time.month' or {'time': 'month'}"
+            )
+    return found
 
 
 def _chosen(array: WhereArray, where: str) -> dict[str, npt.NDArray[np.bool_]]:
@@ -327,7 +365,7 @@ def _axes(
     for name in (*indexers, *by):
         if name not in dims or None in array.dims:
             raise InvalidArgumentError(
-                f"/{array.node.path} has no dimension {name!r}; it has {', '.join(dims) or 'none'}"
+                f"/{array.node.path} has no dimension {name!r}; it has {_named(array)}"
             )
     axes, coords = [], dict[str, Any]()
     meta = array.meta
@@ -342,6 +380,11 @@ def _axes(
             at = at if at.ndim else at.expand_dims(dim)
             at = at[chosen[dim][at.to_numpy()]]
         if dim in indexers:
+            if isinstance(indexers[dim], tuple):
+                raise InvalidArgumentError(
+                    f"{dim}={indexers[dim]!r}: give slice(first, last) in the order of the labels, "
+                    f"or the text '{dim} BETWEEN low AND high'"
+                )
             try:
                 at = at.sel({dim: indexers[dim]})
             except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -390,7 +433,7 @@ def _grouped(at: Any, dim: str, how: str | None) -> tuple[str, Any, IndexArray]:
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(
             f"by={{{dim!r}: {how!r}}}: give a part of a time, such as 'month', or a frequency of "
-            f"xarray, such as 'MS': {error}"
+            f"xarray, such as 'MS', along a dimension of times ({type(error).__name__})"
         ) from error
     return dim, labels.variable, codes
 

@@ -371,6 +371,10 @@ def test_missing_integers_are_not_in_a_large_sum() -> None:
         ({"x": 1}, "x", "one label of it is selected"),
         (None, "time", "no dimension 'time'"),
         (None, {"x": "month"}, "'x' has no labels"),
+        (None, {"x": ["year", "month"]}, "one part of its times"),
+        (None, [3], "one part of its times"),
+        (None, xr.DataArray([1, 2]), "by= names dimensions"),
+        ({"x": (1, 2)}, None, r"give slice\(first, last\)"),
     ],
 )
 def test_what_cannot_be_summarized_is_told(indexers: Any, by: Any, said: str) -> None:
@@ -393,6 +397,7 @@ def test_only_numbers_are_summarized() -> None:
         session.summarize("missing")
     with pytest.raises(InvalidArgumentError, match=r"a part of a time.* or a frequency"):
         session.summarize("n", by={"t": "fortnight"})
+    assert session.summarize("n", by="t.year")["sum"].values.tolist() == [6]
 
 
 def test_the_command_line_shows_a_table_and_what_was_read(tmp_path: Any) -> None:
@@ -400,6 +405,7 @@ def test_the_command_line_shows_a_table_and_what_was_read(tmp_path: Any) -> None
     ds = ds.assign_coords(time=TIMES, lat=LATS)
     zm.write(ds, zm.create(tmp_path), message="air", encoding={"air": {"chunks": (1, 5)}})
     table = lines("summarize", tmp_path, "air", "--by", "time:month")
+    assert table == lines("summarize", tmp_path, "air", "--by", "time.month")
     assert table[0].split() == ["month", "count", "missing", "min", "max", "sum", "mean"]
     assert table[1].split() == ["1", "20", "0", "0", "19", "190", "9.5"]
     assert table[-1] == "9 chunks answered by statistics, 0 read"
@@ -410,7 +416,7 @@ def test_the_command_line_shows_a_table_and_what_was_read(tmp_path: Any) -> None
     for words, said in (
         (("--where", "air > 3"), "is about values"),
         (("--by", "depth"), "no dimension 'depth'"),
-        (("-w", "lat=area"), "give for a dimension of /air"),
+        (("-w", "lat=area"), "the weights of 'lat' cannot be 'area': give 'cos'"),
         (("--where", "lat >> 3"), "\n  lat >> 3\n       ^\na where is comparisons"),
     ):
         result = call("summarize", tmp_path, "air", *words)
@@ -433,6 +439,18 @@ def test_weights_are_numbers_a_variable_or_the_cosine_of_a_coordinate() -> None:
         found = session.summarize("t", weights={"depth": said})
         expected = np.average(values[there], weights=weights[there])
         assert float(found["mean"]) == pytest.approx(expected, rel=1e-12)
-    for wrong in ("missing", [1, 2], "t"):
-        with pytest.raises(InvalidArgumentError, match="give for a dimension of /t"):
-            session.summarize("t", weights={"depth": wrong})
+    for wrong, told in (
+        ({"depth": "missing"}, "the weights of 'depth' cannot be 'missing'"),
+        ({"depth": "t"}, "cannot be 't'"),  # of which a value is missing
+        ({"depth": [1, -1, 1, 1]}, "none is negative or missing"),
+        ({"depth": [1, 2]}, r"'depth' has 4 positions, and its weights the shape \(2,\)"),
+        ({"lat": "cos"}, "no dimension 'lat'; it has depth"),
+        (ds["thick"], "weights=DataArray is no mapping"),
+        ({}, "names no dimension"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=told):
+            session.summarize("t", weights=wrong)
+    ds["depth"] = ("depth", depth, {"units": "m"})
+    zm.write(ds, repo, message="metres", mode="w")
+    with pytest.raises(InvalidArgumentError, match="'cos' of its coordinate in degrees"):
+        repo.readonly_session().summarize("t", weights={"depth": "cos"})

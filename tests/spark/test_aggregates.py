@@ -94,6 +94,7 @@ def test_what_cannot_be_aggregated_is_told(air: tuple[str, xr.Dataset]) -> None:
     for values, said in (
         ({"t": ["meen"]}, "did you mean mean?"),
         ({}, "names nothing"),
+        ({"t": "mean"}, "and so on, not"),
         ({"t": ["mean"]}, "is about values"),
     ):
         with pytest.raises(InvalidArgumentError, match=said):

@@ -429,6 +429,9 @@ def aggregate(
     """
     import xarray as xr
 
+    asked: Any = values
+    if not isinstance(asked, Mapping) or any(isinstance(one, str) for one in asked.values()):
+        raise InvalidArgumentError(f'values= is {{"air": ["mean"]}} and so on, not {values!r:.80}')
     for how in (how for given in values.values() for how in given):
         if how not in _FUNCTIONS:
             raise InvalidArgumentError(f"{shown(how)} is unknown: {known_as(how, _FUNCTIONS)}")

@@ -300,7 +300,7 @@ class DatasetAccessor:
     def summarize(
         self,
         name: str,
-        indexers: Mapping[str, Any] | None = None,
+        indexers: Mapping[str, Any] | str | None = None,
         *,
         by: str | Sequence[str] | Mapping[str, str | None] | None = None,
         weights: Mapping[str, Any] | None = None,

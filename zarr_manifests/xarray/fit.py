@@ -169,8 +169,9 @@ class Fit(Struct, frozen=True, dict=True):
         """Describe the values that fit."""
         how = self.encoding if self.stored is None else self.attributes
         kind = self.stored or self.encoding.get("dtype")
-        if "units" in how:
-            return f"times in {how['units']!r}"
+        units = str(how.get("units"))
+        if " since " in units or str(how.get("dtype")).startswith("timedelta"):
+            return f"times in {units!r}"
         if kind is None:
             return "other values"
         dtype = np.dtype(object if kind is str else kind)

@@ -698,10 +698,12 @@ def cells_of(
             start, stop = shape[axis], shape[axis] + size
             shape[axis] = stop
         if stop - start != size:
+            how = f"give append_dim={dim!r} to append, or region to write to a part"
+            if part.append_dim is not None:
+                how = f"bring the dataset onto the labels of {dim!r} that are there"
             raise InvalidArgumentError(
                 f"{name!r} has {size} values along {dim!r}, and there is room for "
-                f"{max(stop - start, 0)}: give append_dim={dim!r} to append, or region to "
-                "write to a part"
+                f"{max(stop - start, 0)}: {how}"
             )
         cells.append(slice(start, stop))
     return tuple(cells), tuple(shape)

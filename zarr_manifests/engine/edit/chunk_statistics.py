@@ -48,7 +48,7 @@ from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
 from zarr_manifests.grid import Box, Coords, IndexArray, clipped_cells
-from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, join, split
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join, split
 from zarr_manifests.picturing import ChunkMap, Folding
 from zarr_manifests.planning.tables.regions import Bounds as AxisBounds
 from zarr_manifests.planning.tables.sums import NOTHING
@@ -59,6 +59,8 @@ _PACKING: Final = (b"scale_factor", b"add_offset")
 _SLAB_CHUNKS: Final = 1 << 18
 _MOST_COMMITS: Final = 1000
 _AT_ONCE: Final = 16
+_ROUNDED: Final = 1e-6
+"""The cosine of 90 degrees may be as far below 0."""
 
 
 class ChunkStatistics(Struct, frozen=True, eq=False):
@@ -149,17 +151,21 @@ def cell_weights(contents: SessionView, node: Node, along: Mapping[str, Any]) ->
         if isinstance(said, str):
             is_cos = said == "cos"
             name = str(dim) if is_cos else said
-            said = _numbers_of(contents, join(split(node.path)[0], name))
+            said = _numbers_of(contents, join(split(node.path)[0], name), in_degrees=is_cos)
             said = np.cos(np.deg2rad(said)) if is_cos and said is not None else said
         elif said is not None:
             said = np.asarray(said, np.float64)
         if str(dim) in along and (said is None or said.shape != (size,)):
             return None
+        if said is not None and not (said > -_ROUNDED).all():
+            return None  # negative, or NaN
         found.append(said)
     return CellWeights(tuple(found))
 
 
-def _numbers_of(contents: SessionView, path: str) -> npt.NDArray[np.float64] | None:
+def _numbers_of(
+    contents: SessionView, path: str, *, in_degrees: bool
+) -> npt.NDArray[np.float64] | None:
     """The values of a variable with one dimension; None if it has none that are plain numbers."""
     node = contents.node(path)
     meaning = Meaning.of({} if node is None else node.documents)
@@ -168,6 +174,10 @@ def _numbers_of(contents: SessionView, path: str) -> npt.NDArray[np.float64] | N
     if any(name in one for one in node.documents.values() for name in _PACKING):
         return None
     document = json.loads(node.documents.get(V3_DOCUMENT) or node.documents[V2_ARRAY])
+    said = document.get("attributes") or json.loads(node.documents.get(V2_ATTRIBUTES, b"{}"))
+    units = said.get("units", "degrees") if isinstance(said, dict) else "degrees"
+    if in_degrees and not str(units).startswith("degree"):
+        return None
     decoder, table = BulkDecoder.of(document, meaning.stored), contents.chunks(node)
     if decoder is None or table is None or table.box.ndim != 1:
         return None

@@ -50,6 +50,7 @@ _DIGEST_BYTES: Final = 16
 _ATTRIBUTES: Final = ("_FillValue", "missing_value", "_Unsigned", "_Encoding", "dtype")
 _UNREAD: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _WEIGHTS: Final = re.compile(r"(\S+):\s*(\S+)")
+_NO: Final = ("", "0", "0.0", "false", "no", "none")
 _EXACT: Final = 2**53
 """Xarray compares larger integers as floats, which also takes their neighbours for missing."""
 _MAX_TEXT_BYTES: Final = 4096
@@ -165,7 +166,8 @@ def _of_documents(v3: bytes | None, v2: bytes | None, v2_attributes: bytes | Non
     if found is None or fields.get("storage_transformers"):
         return Meaning(digest, lossless)
     weights = dict(_WEIGHTS.findall(str(attributes.get("statistics_weights", ""))))
-    deviations = bool(attributes.get("statistics_std")) and found[1].kind in "biuf"
+    asked = str(attributes.get("statistics_std", 0)).lower() not in _NO
+    deviations = asked and found[1].kind in "biuf"
     return Meaning(digest, lossless, True, *found, weights, deviations)
 
 

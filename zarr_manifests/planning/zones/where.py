@@ -577,7 +577,9 @@ class _Parser:
 
     def _made(self, start: int, name: str, op: str, *values: Literal) -> Comparison:
         if self._tokens[self._next][0] in ("symbol", "number"):
-            raise self._error("a where cannot have arithmetic or functions")
+            raise self._error(
+                "a where cannot have arithmetic or functions; dates have quotes, as in '2020-02'"
+            )
         try:
             return Comparison(name, op, values)
         except InvalidArgumentError as error:
