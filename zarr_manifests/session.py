@@ -805,7 +805,8 @@ class Session:
         A chunk all of whose values are selected for one group is answered by its statistics, which
         `zarr_manifests.write` and `Repository.compute_statistics` make. Others are read.
         Missing values (NaN, or what `_FillValue` says) are left out. Chunks that are not stored
-        count as the fill value says.
+        count as the fill value says. `ds.zm.summarize(name, ...)` answers for what a dataset
+        selects that xarray opened from a repository and has not loaded.
 
         Parameters
         ----------
@@ -816,8 +817,9 @@ class Session:
             `chunks_where` that names coordinates, such as `"lat > 30"`. All, if it is left out.
         by : str, sequence or mapping, optional
             Dimensions of which each label has its own answer. As a mapping, the labels in groups:
-            by a part of their time, `{"time": "month"}`, as in `groupby("time.month")`; or by a
-            frequency, `{"time": "MS"}`, as in `resample(time="MS")`.
+            by a part of their time, `{"time": "month"}` or `"time.month"`, as in
+            `groupby("time.month")`; or by a frequency, `{"time": "MS"}`, as in
+            `resample(time="MS")`.
         weights : mapping, optional
             For the mean, the weights of cells along dimensions: numbers, the name of a variable, or
             `"cos"`, as in `{"lat": "cos"}`: the cosine of a coordinate in degrees. Chunks whose
@@ -832,9 +834,10 @@ class Session:
             The variables `count` and `missing` (int64), `min` and `max` (of the type that xarray
             decodes to, NaN where there is no value), `sum` and `mean`. Integers are added exactly,
             and are float64 where a sum has more than 64 bits; all else is added as float64, also
-            where xarray decodes to float32. With weights, `weight` is their sum. `attrs` say how
-            many chunks were answered, how many were read, and their bytes. If the array has the
-            attribute `statistics_std = 1`, `std` is the standard deviation of the values.
+            where xarray decodes to float32. With weights, `weight` is their sum, and only `mean` is
+            weighted. If the array has the attribute `statistics_std = 1`, `std` is the standard
+            deviation. `attrs` say how many chunks were answered, how many were read, and their
+            bytes.
 
         Raises
         ------

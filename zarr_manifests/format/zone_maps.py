@@ -272,7 +272,10 @@ class Bounds(Struct, frozen=True, eq=False):
         }
         if self.low.dtype.kind == "S":
             return packed | self._texts()
-        low, high, some = _codes(self.low), _codes(self.high), self.bounded
+        ends = self.low, self.high
+        if self.low.dtype.kind == "f":
+            ends = self.low + np.float16(0), self.high + np.float16(0)  # of which none is -0.0
+        low, high, some = *map(_codes, ends), self.bounded
         first = low[some][:1] if some.any() else low[:1]
         low, span = np.where(some, low, first), np.where(some, high - low, np.uint64(0))
         packed |= {"type": self.low.dtype.str, "low": _encoded(low), "high": _encoded(span)}

@@ -152,6 +152,12 @@ def test_bounds_beyond_the_end_of_their_type_are_refused(low: Any) -> None:
         Bounds.parse(record(StoredBounds, packed | {"low": low}, "bounds"))
 
 
+def test_both_zeros_are_the_same_bound() -> None:
+    packed = bounds_of(np.array([0.0, -0.0], "f2"), np.array([-0.0, 0.0], "f2")).pack()
+    found = Bounds.parse(record(StoredBounds, packed, "bounds"))
+    assert found.low.tolist() == found.high.tolist() == [0, 0]
+
+
 def test_sums_too_large_for_64_bits_are_not_known() -> None:
     assert added(np.array([2**62, 2**62])) == NO_SUM
     assert added(np.array([1, NO_SUM])) == NO_SUM
