@@ -43,6 +43,7 @@ from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
 from zarr_manifests.planning.conflict.admission import Txn, txn_of
 from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting
+from zarr_manifests.planning.zones.meaning import WEIGHTS
 from zarr_manifests.repositories import Location, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import quiet
@@ -419,6 +420,8 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart:
         ds = _turned(ds, there)
         if part.check:
             check_agreement(ds, there, part.append_dim)
+    if part.check:
+        _check_weights(ds, there)
     virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
     whole, encoding = ds, part.encoding
     ds = ds.drop_vars(virtual) if virtual else ds
@@ -475,6 +478,21 @@ def _check_names(ds: xr.Dataset) -> None:
             raise InvalidArgumentError(
                 f"{name!r} cannot be the name of an array: rename the variable, or write it to a "
                 "group, with group=..."
+            )
+
+
+def _check_weights(ds: xr.Dataset, there: StoredGroup) -> None:
+    """Refuse weights that no answer could use, since they are misspelt."""
+    known = {"cos", *map(str, ds.variables), *there.nodes}
+    for name, variable in ds.variables.items():
+        said = str(variable.attrs.get("statistics_weights", ""))
+        given, dims = WEIGHTS.findall(said), list(map(str, variable.dims))
+        if WEIGHTS.sub("", said).strip(" ,") or any(
+            dim not in dims or what not in known for dim, what in given
+        ):
+            raise InvalidArgumentError(
+                f"{name!r} has the attribute statistics_weights={said!r:.200}: write 'lat: cos' or "
+                f"'lat: area', with dimensions of it ({', '.join(dims)}) and 'cos' or variables"
             )
 
 

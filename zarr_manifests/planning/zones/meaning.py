@@ -49,7 +49,8 @@ from zarr_manifests.planning.tables.merge import (
 _DIGEST_BYTES: Final = 16
 _ATTRIBUTES: Final = ("_FillValue", "missing_value", "_Unsigned", "_Encoding", "dtype")
 _UNREAD: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-_WEIGHTS: Final = re.compile(r"(\S+):\s*(\S+)")
+WEIGHTS: Final = re.compile(r"([^\s:]+):\s*(\S+)")
+"""A dimension, and what the weights along it are."""
 _NO: Final = ("", "0", "0.0", "false", "no", "none")
 _EXACT: Final = 2**53
 """Xarray compares larger integers as floats, which also takes their neighbours for missing."""
@@ -165,7 +166,7 @@ def _of_documents(v3: bytes | None, v2: bytes | None, v2_attributes: bytes | Non
         found = None
     if found is None or fields.get("storage_transformers"):
         return Meaning(digest, lossless)
-    weights = dict(_WEIGHTS.findall(str(attributes.get("statistics_weights", ""))))
+    weights = dict(WEIGHTS.findall(str(attributes.get("statistics_weights", ""))))
     asked = str(attributes.get("statistics_std", 0)).lower() not in _NO
     deviations = asked and found[1].kind in "biuf"
     return Meaning(digest, lossless, True, *found, weights, deviations)
