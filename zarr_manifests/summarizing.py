@@ -55,6 +55,10 @@ _BLOCK_BYTES: Final = 32 << 20
 _ABREAST: Final = 4
 _FOR_TASKS: Final = 8
 """Fewer blocks are read here."""
+_COLUMNS: Final = ("count", "missing", "min", "max", "sum", "mean", "weight", "std")
+_REAL_CALENDARS: Final = ("standard", "gregorian", "proleptic_gregorian")
+_ROUNDED: Final = 1e-13
+"""Weights of cells that are not stored are a difference, which may be off by such a part."""
 _HALF: Final = 32
 _LOW: Final = 2**_HALF - 1
 
@@ -271,8 +275,14 @@ def summarize(
         raise InvalidArgumentError(
             f"/{array.node.path} holds no numbers that can be summarized: read it with xarray"
         )
-    if array.decoded(array.node, meaning.decodable(meaning.fill.reshape(1))).dtype.kind == "M":
+    kind = array.decoded(array.node, meaning.decodable(meaning.fill.reshape(1))).dtype.kind
+    if kind in "mM":
         raise InvalidArgumentError(f"/{array.node.path} holds times, which are not summarized")
+    if kind in "iu" and not {"scale_factor", "add_offset"}.isdisjoint(attributes_of(array.node)):
+        raise InvalidArgumentError(
+            f"/{array.node.path} is packed by whole numbers, and decoded to such: write "
+            "scale_factor and add_offset as floats, such as 2.0"
+        )
     found = None if weights is None else _weights(array, weights)
     chosen: Mapping[str, Any] = _chosen(array, indexers) if isinstance(indexers, str) else {}
     labels = {} if indexers is None or isinstance(indexers, str) else dict(indexers)
@@ -324,6 +334,8 @@ def _by(by: Any, dims: Sequence[str | None]) -> dict[str, str | None]:
         dim, _, part = str(name).partition(".")
         split = of is None and bool(part) and name not in dims
         found |= {dim: part} if split else {name: of}
+    if len(found) < len(by):
+        raise InvalidArgumentError(f"by={by!r:.80} names a dimension twice: ask in two calls")
     for dim, part in found.items():
         if not isinstance(dim, str) or not isinstance(part, str | None):
             raise InvalidArgumentError(
@@ -338,6 +350,13 @@ def _chosen(array: WhereArray, where: str) -> dict[str, npt.NDArray[np.bool_]]:
     found: dict[str, npt.NDArray[np.bool_]] = {}
     for comparison in parse_where(where).comparisons:
         axis = array.column(comparison.column)
+        beside = array.beside(comparison.column)
+        calendar = "" if beside is None else str(attributes_of(beside).get("calendar", ""))
+        if calendar.lower() not in ("", *_REAL_CALENDARS):
+            raise InvalidArgumentError(
+                f"times of the calendar {calendar!r} are not compared as text: give labels, as in "
+                f"{{{comparison.column!r}: slice('2001-01', '2001-03')}}"
+            )
         if not isinstance(axis, int):
             raise InvalidArgumentError(
                 f"`{comparison.sql}` is about values: a summary takes comparisons of coordinates "
@@ -363,11 +382,11 @@ def _axes(
 
     dims = [str(dim) for dim in array.dims]
     for name in (*indexers, *by):
-        if name not in dims or None in array.dims:
+        if dims.count(name) != 1 or None in array.dims:
             raise InvalidArgumentError(
                 f"/{array.node.path} has no dimension {name!r}; it has {_named(array)}"
             )
-    axes, coords = [], dict[str, Any]()
+    axes, coords = list[_Axis](), dict[str, Any]()
     meta = array.meta
     along = weights.along if weights is not None else (None,) * len(dims)
     for dim, size, chunk, its in zip(dims, meta.shape, meta.chunk_shape, along, strict=True):
@@ -377,18 +396,9 @@ def _axes(
         else:
             at = given[dim]
         if dim in chosen:
-            at = at if at.ndim else at.expand_dims(dim)
-            at = at[chosen[dim][at.to_numpy()]]
+            at = at[chosen[dim]]
         if dim in indexers:
-            if isinstance(indexers[dim], tuple):
-                raise InvalidArgumentError(
-                    f"{dim}={indexers[dim]!r}: give slice(first, last) in the order of the labels, "
-                    f"or the text '{dim} BETWEEN low AND high'"
-                )
-            try:
-                at = at.sel({dim: indexers[dim]})
-            except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise InvalidArgumentError(f"{dim}={indexers[dim]!r}: {error}") from error
+            at = _selected(at, dim, indexers[dim])
         places = np.atleast_1d(at.to_numpy())
         if len(np.unique(places)) < len(places):
             what = f"{dim}={indexers[dim]!r}" if dim in indexers else f"the dataset's {dim!r}"
@@ -396,10 +406,30 @@ def _axes(
         named, codes, groups = None, np.zeros(len(places), np.int64), 1
         if dim in by:
             named, labels, codes = _grouped(at, dim, by[dim])
+            if named in _COLUMNS or named in [axis.name for axis in axes]:
+                raise InvalidArgumentError(
+                    f"by={by!r}: the answer cannot have {named!r} twice; ask in two calls"
+                )
             coords |= {} if labels is None else {named: labels}
             groups = len(places) if labels is None else len(labels)
         axes.append(_Axis.of(named, places, codes, groups, size, chunk, its))
     return axes, coords
+
+
+def _selected(at: xr.DataArray, dim: str, labels: Any) -> xr.DataArray:
+    """The positions along a dimension that have these labels."""
+    if isinstance(labels, tuple):
+        raise InvalidArgumentError(
+            f"{dim}={labels!r}: give slice(first, last) in the order of the labels, or the text "
+            f"'{dim} BETWEEN low AND high'"
+        )
+    try:
+        found = at.sel({dim: labels})
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{dim}={labels!r}: {error}") from error
+    if found.dims not in ((), (dim,)):
+        raise InvalidArgumentError(f"{dim}={labels!r}: give a list, a slice or one label")
+    return found
 
 
 def _labels(array: WhereArray, dim: str, size: int) -> dict[str, Any]:
@@ -603,14 +633,16 @@ class _Summary:
         """Read the chunks with these linear indexes in the region, and measure what is selected."""
         expect("reading", len(index))
         done, boxes = 0, [*self._blocks(boxes_of(index, region))]
-        if run is not None and len(boxes) >= _FOR_TASKS:
-            contents, path = self._array.contents, self._array.node.path
+        contents, node = self._array.contents, self._array.node
+        path = node.path
+        known = path not in contents.changes.nodes and note_unchanged(contents, node, region)
+        if run is not None and known and len(boxes) >= _FOR_TASKS:  # tasks see what is committed
             task = _ReadTask(freeze_reader(contents), path, tuple(self._axes), self._digest)
             for box, rows in zip(boxes, run(task.measured, boxes), strict=True):
                 self._add(rows)
                 tell("reading", done := done + box.size)
             return
-        parallel = self._array.contents.context.runtime.parallel
+        parallel = contents.context.runtime.parallel
         for some in batched(boxes, _ABREAST):
             for rows in parallel([partial(self.measured, box) for box in some]):
                 self._add(rows)
@@ -656,7 +688,7 @@ class _Summary:
             block = values[tuple(piece.cells for piece in pieces)]
             rows = measure(block, lengths, missing)
             high_sums: IndexArray | int = 0
-            if (rows.sums == NO_SUM).any():
+            if rows.sums.dtype.kind == "i" and (rows.sums == NO_SUM).any():
                 wide = np.where(np.isin(block, missing), block.dtype.type(0), block)
                 high_sums = measure(wide >> _HALF, lengths, missing[:0]).sums
                 rows = replace(rows, sums=measure(wide & _LOW, lengths, missing[:0]).sums)
@@ -681,9 +713,11 @@ class _Summary:
         self._add_fill()
         count = totals.cells - totals.missing
         attributes = attributes_of(self._array.node)
+        packing = (("scale_factor", 1), ("add_offset", 0))
+        given = (attributes.get(*one) for one in packing)
         scale, offset = (
-            float(np.asarray(attributes.get(name, plain)).item())
-            for name, plain in (("scale_factor", 1), ("add_offset", 0))
+            float(np.asarray(plain if one is None else one).item())
+            for one, (_, plain) in zip(given, packing, strict=True)
         )
         low, high = self._ends()
         sums: _Values = totals.sums
@@ -740,7 +774,7 @@ class _Summary:
         nan = rest if fill != fill else none
         along = [np.bincount(axis.codes, axis.weights, axis.groups) for axis in self._axes]
         weight = _product(_crossed(along))[groups] - totals.covered[groups]
-        weight = np.where(absent > 0, 0, weight)
+        weight = np.where((absent > 0) | (weight <= _ROUNDED * totals.covered[groups]), 0, weight)
         its = Weighted(self._digest or b"", np.where(weight, weight * float(fill), 0), weight)
         squares = np.zeros(len(groups)) if self._meaning.deviations else None
         made = Bounds(low, low, absent == 0, absent, nan, sums, none, its, squares)

@@ -354,6 +354,58 @@ def test_statistics_without_deviations_are_measured_again_where_they_are_asked_f
     assert (found.attrs["chunks_answered"], found.attrs["chunks_read"]) == (0, 4)
 
 
+def test_deviations_of_a_chunk_do_not_depend_on_its_neighbours() -> None:
+    values = np.array([[0.0, 1, 2, 3], [1e9] * 4, [-99990000.0] * 4, [280, 281, 282, 283]])
+    ds = xr.Dataset({"a": (("t", "x"), values, {"statistics_std": 1})})
+    repo = zm.create(MemoryStorage())
+    zm.write(ds, repo, message="far apart", encoding={"a": {"chunks": (1, 4)}})
+    zm.write(ds, repo, group="whole", message="in one", encoding={"a": {"chunks": (4, 4)}})
+    for path, read in (("a", 0), ("whole/a", 1)):
+        found = repo.readonly_session().summarize(path, by="t")
+        np.testing.assert_allclose(found["std"], values.std(axis=1), rtol=1e-12)
+        assert found.attrs["chunks_read"] == read
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">f8"])
+def test_chunks_of_zarr_v2_in_the_other_byte_order_are_measured(dtype: str) -> None:
+    repo = zm.create(MemoryStorage())
+    with repo.transaction(message="big-endian") as store:
+        group = zarr.create_group(store, zarr_format=2)
+        for name, values in (("a", [1, 2, 3, 4]), ("lat", [60, 30, 0, -30])):
+            made = group.create_array(name, shape=(4,), chunks=(2,), dtype=dtype, fill_value=None)
+            made.attrs["_ARRAY_DIMENSIONS"] = ["lat"]
+            made[:] = values
+    repo.compute_statistics()
+    session = repo.readonly_session()
+    found = session.summarize("a", weights={"lat": "cos"})
+    weights = np.cos(np.deg2rad([60, 30, 0, -30]))
+    assert found["mean"].item() == pytest.approx(np.average([1, 2, 3, 4], weights=weights))
+    assert (found["sum"].item(), found["max"].item()) == (10, 4)
+    assert session.chunks_where("a", "a = 4").selected == 1
+
+
+def test_tasks_are_not_asked_for_what_is_not_committed() -> None:
+    array, session = array_of(np.ones(40, "i4"), chunks=(1,))
+    array[::2] = 5
+    run: Any = map
+    assert session.summarize("a", run=run)["sum"].item() == 120
+
+
+def test_a_scalar_has_a_deviation_and_a_sum_that_integers_do_not_know() -> None:
+    array, _ = array_of(np.array(5.0), chunks=())
+    array.attrs["statistics_std"] = 1
+    repo = zm.create(MemoryStorage())
+    with repo.transaction(message="scalar") as store:
+        made = zarr.create_array(store, name="a", shape=(), dtype="f8")
+        made.attrs["statistics_std"] = 1
+        made[...] = 5
+        zarr.create_array(store, name="b", data=np.array([-(2.0**63), 1]), chunks=(1,))
+    repo.compute_statistics(["a"])
+    session = repo.readonly_session()
+    assert session.summarize("a")["std"].item() == 0
+    assert session.summarize("b")["min"].item() == -(2.0**63)
+
+
 def test_missing_integers_are_not_in_a_large_sum() -> None:
     array, session = array_of(np.array([2**62, 2**62, 7, 2**62, 7]), chunks=(3,))
     array.attrs["_FillValue"] = 7
@@ -387,12 +439,26 @@ def test_only_numbers_are_summarized() -> None:
     repo = zm.create(MemoryStorage())
     names = np.array(["a", "b", "c"])
     ds = xr.Dataset({"name": ("t", names), "n": ("t", [1, 2, 3])}, {"t": TIMES[:3]})
+    ds["lag"] = ("t", pd.to_timedelta([1, 2, 3], "D"))
+    noleap = xr.date_range("2001", periods=3, calendar="noleap")
+    zm.write(ds.assign_coords(t=noleap), repo, group="noleap", message="noleap")
     zm.write(ds, repo, message="texts and times")
     session = repo.readonly_session()
     with pytest.raises(InvalidArgumentError, match="/name holds no numbers"):
         session.summarize("name")
-    with pytest.raises(InvalidArgumentError, match="/t holds times"):
-        session.summarize("t")
+    for path in ("t", "lag"):
+        with pytest.raises(InvalidArgumentError, match=f"/{path} holds times"):
+            session.summarize(path)
+    with pytest.raises(InvalidArgumentError, match="'noleap' are not compared as text"):
+        session.summarize("noleap/n", "t > '2001-01-01'")
+    for by in ({"t": "mean"}, ["t.month", "t"]):
+        with pytest.raises(InvalidArgumentError, match=r"twice|a part of a time"):
+            session.summarize("n", by=by)
+    changed = repo.writable_session()
+    packed = zarr.create_array(changed.store, name="packed", data=np.array([1.5, 2.5]), chunks=(1,))
+    packed.attrs["scale_factor"] = 2
+    with pytest.raises(InvalidArgumentError, match=r"packed by whole numbers.*such as 2\.0"):
+        changed.summarize("packed")
     with pytest.raises(NotFoundError, match="missing"):
         session.summarize("missing")
     with pytest.raises(InvalidArgumentError, match=r"a part of a time.* or a frequency"):
@@ -422,6 +488,20 @@ def test_the_command_line_shows_a_table_and_what_was_read(tmp_path: Any) -> None
         result = call("summarize", tmp_path, "air", *words)
         assert result.exit_code == 2
         assert said in result.stderr
+
+
+def test_sums_by_other_weights_than_those_asked_for_do_not_answer() -> None:
+    values = np.arange(10.0).reshape(2, 5)
+    ds = xr.Dataset({"t": (("x", "lat"), values, {"statistics_weights": "lat: area"})})
+    ds = ds.assign_coords(lat=LATS, area=("lat", [1.0, 0, 0, 0, 3]))
+    repo = zm.create(MemoryStorage())
+    zm.write(ds, repo, message="weighed", encoding={"t": {"chunks": (1, 5)}})
+    session = repo.readonly_session()
+    for said, weights, read in (("area", ds.area, 0), ("cos", np.cos(np.deg2rad(LATS)), 2)):
+        found = session.summarize("t", by="x", weights={"lat": said})
+        expected = [np.average(row, weights=weights) for row in values]
+        np.testing.assert_allclose(found["mean"], expected, 1e-12)
+        assert found.attrs["chunks_read"] == read
 
 
 @pytest.mark.parametrize(

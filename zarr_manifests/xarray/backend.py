@@ -21,7 +21,7 @@ from xarray.backends import BackendEntrypoint, ZarrStore
 from xarray.backends.store import StoreBackendEntrypoint
 from xarray.backends.zarr import ZarrArrayWrapper
 
-from zarr_manifests.bulk import use_bulk
+from zarr_manifests.bulk import open_here, use_bulk
 from zarr_manifests.decoding import decoded_by
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
 from zarr_manifests.format.nodes import NodeKind
@@ -300,7 +300,7 @@ class DatasetAccessor:
     def summarize(
         self,
         name: str,
-        indexers: Mapping[str, Any] | str | None = None,
+        indexers: Mapping[str, Any] | None = None,
         *,
         by: str | Sequence[str] | Mapping[str, str | None] | None = None,
         weights: Mapping[str, Any] | None = None,
@@ -313,8 +313,9 @@ class DatasetAccessor:
             The variable. Its values must not be loaded, which `cache=False` avoids, or changed;
             with dask arrays, it must be whole, and `indexers` select of it.
         indexers, by, weights
-            As in `Session.summarize`. Labels are those of the dataset; the names of weights, and
-            the coordinates that they are cosines of, are those stored.
+            As in `Session.summarize`. Labels are those of the dataset, and numbers as weights are
+            for its positions; names of weights, and coordinates that they are cosines of, are those
+            stored.
 
         Returns
         -------
@@ -328,25 +329,33 @@ class DatasetAccessor:
         """
         from zarr_manifests.summarizing import summarize
 
-        variable = self._ds[name].variable
-        array, key = _stored_array(name, variable)
-        store, sizes = cast("ManifestStore", array.store), dict[str, int]()
+        if isinstance(indexers, str):
+            raise InvalidArgumentError(
+                f"indexers={indexers!r:.80}: give labels by dimension, {{'lat': slice(60, 0)}}"
+            )
+        shown = self._ds[name]
+        array, key = _stored_array(name, shown.variable)
+        store = cast("ManifestStore", array.store)
         node = contents_of(store).array_at(array.path)
+        if open_here(store, array.path).metadata != array.metadata:
+            raise _unknown(name, "its array has changed since")
         assert node.array is not None
-        dims, along = node.array.dimension_names or (), {}
-        for dim, at, size in zip(dims, key, array.shape, strict=True):
-            places = np.arange(size)[at]
-            if places.ndim:
-                sizes[str(dim)] = len(places)
-                labels = {dim: self._ds.coords[dim]} if dim in self._ds.coords else {}
-                along[str(dim)] = xr.DataArray(places, labels, [dim])
-            else:
-                along[str(dim)] = xr.DataArray(places)
-        if dict(variable.sizes) != sizes:
+        dims, along = list(map(str, node.array.dimension_names or ())), dict[str, xr.DataArray]()
+        places = [np.arange(n)[at] for at, n in zip(key, array.shape, strict=True)]
+        if [dim for dim, at in zip(dims, places, strict=True) if at.ndim] != [*shown.dims]:
             raise _unknown(name, "its dimensions have other names than those stored")
-        found: xr.Dataset = summarize(store, array.path, indexers, by, weights, along=along)
-        chosen = self._ds[name].coords
-        return found.assign_coords({at: one for at, one in chosen.items() if not one.ndim})
+        weighed: Any = dict(weights) if isinstance(weights, Mapping) else weights
+        for dim, at in zip(dims, places, strict=True):
+            labels = {dim: shown.coords[dim].variable} if at.ndim and dim in shown.coords else {}
+            along[dim] = xr.DataArray(at, labels, [dim] if at.ndim else [])
+            said = weighed.get(dim) if isinstance(weighed, dict) else None
+            if said is not None and not isinstance(said, str) and np.shape(said) == at.shape:
+                whole = np.ones(array.shape[dims.index(dim)])
+                whole[at] = said
+                weighed[dim] = whole
+        found: xr.Dataset = summarize(store, array.path, indexers, by, weighed, along=along)
+        scalars = {at: one for at, one in shown.coords.items() if not one.ndim}
+        return found.assign_coords({at: scalars[at] for at in scalars.keys() - found.variables})
 
 
 def _stored_array(name: str, variable: xr.Variable) -> tuple[zarr.Array[Any], tuple[Any, ...]]:
@@ -370,9 +379,14 @@ def _stored_array(name: str, variable: xr.Variable) -> tuple[zarr.Array[Any], tu
     array = data._array
     if type(array.store) is not ManifestStore:
         raise _unknown(name, "it is not of a repository")
-    how = decoded_by(array)
-    if not decodes and any(how.get(mark, np.nan) == how.get(mark, np.nan) for mark in _PACKED_BY):
+    how, own = decoded_by(array), variable.encoding
+    marks = {mark: how[mark] for mark in _PACKED_BY if how.get(mark, np.nan) == how.get(mark)}
+    if not decodes and marks:
         raise _unknown(name, "it was opened without decoding it")
+    if any(not np.array_equal(np.array(own.get(mark)), there) for mark, there in marks.items()):
+        raise _unknown(name, "it was decoded, or encoded, by other attributes than those stored")
+    if variable.dtype.kind in "mM":
+        raise InvalidArgumentError(f"{name!r} holds times, which are not summarized")
     whole = (slice(None),) * array.ndim
     chosen = [key for key in keys if any(type(at) is not slice or at != slice(None) for at in key)]
     if len(chosen) > 1:

@@ -92,6 +92,11 @@ def test_indexers_and_weights_go_with_a_selection_and_whole_dask_arrays(
         (lambda ds: ds.transpose(), "rearranged"),
         (lambda ds: ds.isel(lat=("p", [0, 1]), lon=("p", [0, 1])), "rearranged"),
         (lambda ds: ds.rename(lat="y"), "other names"),
+        (
+            lambda ds: ds.isel(lon=slice(4)).drop_vars(["lat", "lon"]).rename(lat="lon", lon="lat"),
+            "other names",
+        ),
+        (lambda ds: ds.swap_dims(time="q"), "other names"),
         (lambda ds: ds.chunk().isel(time=0), "dask computes it"),
         (lambda ds: ds.chunk() * 2, "dask computes it"),
     ],
@@ -115,6 +120,7 @@ def test_changed_values_undecoded_ones_and_other_stores_are_refused(
         (ds, "loaded"),
         (raw, "without decoding"),
         (raw.drop_attrs(), "without decoding"),
+        (xr.decode_cf(raw.assign(t=raw.t.assign_attrs(scale_factor=100.0))), "other attributes"),
         (xr.open_zarr(plain, chunks=None, consolidated=False), "not of a repository"),
     ):
         with pytest.raises(InvalidArgumentError, match=said):
@@ -125,6 +131,31 @@ def test_changed_values_undecoded_ones_and_other_stores_are_refused(
         opened(repo).zm.summarize("t", by="depth")
     with pytest.raises(InvalidArgumentError, match="one label of it is selected"):
         opened(repo).isel(lat=0).zm.summarize("t", by="lat")
+
+
+def test_weights_and_labels_are_those_of_the_dataset(repo: zm.Repository) -> None:
+    ds = opened(repo).isel(lat=slice(None, None, -1), lon=[4, 1])
+    values = opened(repo).load()["t"].isel(lat=slice(None, None, -1), lon=[4, 1])
+    numbers = np.array([3.0, 1.0])
+    weighted = values.weighted(xr.DataArray(numbers, dims="lon")).mean().item()
+    found = ds.assign_coords(mean=7.0, count=8).zm.summarize("t", weights={"lon": numbers})
+    assert found["mean"].item() == pytest.approx(weighted, rel=1e-12)
+    assert found["count"].item() == values.count()
+    with pytest.raises(InvalidArgumentError, match="give labels by dimension"):
+        ds.zm.summarize("t", "lat > 3")
+    tree = xr.DataTree.from_dict({"/g": opened(repo).load()})
+    zm.write(tree, repo, group="tree", message="tree")
+    found = xr.open_datatree(repo, engine="zarr_manifests")["tree"].zm.summarize("g/t", {"lat": 30})
+    assert found["sum"].item() == opened(repo).t.sel(lat=30).sum().item()
+
+
+def test_an_array_that_was_changed_since_is_refused(repo: zm.Repository) -> None:
+    session = repo.writable_session()
+    ds = xr.open_zarr(session.store, consolidated=False, chunks=None)
+    assert ds.zm.summarize("t")["count"].item() == 119
+    zarr.open_array(session.store, path="t").attrs["scale_factor"] = 100.0
+    with pytest.raises(InvalidArgumentError, match="its array has changed since"):
+        ds.zm.summarize("t")
 
 
 def test_arrays_of_zarr_v2_and_without_coordinates_are_summarized() -> None:

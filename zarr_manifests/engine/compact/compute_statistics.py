@@ -50,6 +50,7 @@ from zarr_manifests.planning.tables.merge import rows_at, select, split
 from zarr_manifests.planning.upkeep.garbage import parts
 from zarr_manifests.planning.zones.meaning import (
     Meaning,
+    as_laid_out,
     in_pages,
     merged,
     taken,
@@ -94,6 +95,7 @@ class _MeasuredArray(Struct, frozen=True):
     meta: ArrayMeta
     meaning: Meaning
     decoder: BulkDecoder
+    laid_out: np.dtype[Any]
     weights: CellWeights | None = None
 
     @classmethod
@@ -104,11 +106,12 @@ class _MeasuredArray(Struct, frozen=True):
         if not meaning.measurable:
             return "its values have no order that is known"
         document = json.loads(node.documents.get(V3_DOCUMENT) or node.documents[V2_ARRAY])
-        decoder = BulkDecoder.of(document, meaning.stored)
+        laid_out = as_laid_out(document, meaning.stored)
+        decoder = BulkDecoder.of(document, laid_out)
         if decoder is None:
             return "it has a codec that is not decoded here"
         weights = cell_weights(contents, node, meaning.weights)
-        return cls(node, node.array, meaning, decoder, weights)
+        return cls(node, node.array, meaning, decoder, laid_out, weights)
 
     def measured(self, chunks: Sequence[tuple[Coords, bytes]]) -> Bounds | None:
         """The bounds of some chunks, in their order; None if only Zarr can decode one of them."""
@@ -125,6 +128,10 @@ class _MeasuredArray(Struct, frozen=True):
             for at, _ in chunks
         ]
         plain = self.weights is None and not self.meaning.deviations
+        if not shape:
+            bounds = measure(values, shape, missing)
+            how: Any = {"deviations": not plain, "some": bool(bounds.missing[0])}
+            return replace(bounds, **declared(values, shape, missing, None, **how))
         if plain and all(size == [*shape] for size in sizes):
             return measure(values, shape, missing)
         found = []
@@ -135,7 +142,7 @@ class _MeasuredArray(Struct, frozen=True):
             sides = zip(at, shape, inside.shape, strict=True)
             place = [slice(i * n, i * n + size) for i, n, size in sides]
             weights = self.weights and self.weights.inside(place)
-            how: Any = {"deviations": self.meaning.deviations, "some": bool(bounds.missing[0])}
+            how = {"deviations": self.meaning.deviations, "some": bool(bounds.missing[0])}
             found.append(replace(bounds, **declared(inside, shape, missing, weights, **how)))
         return Bounds.joined(found)
 
@@ -159,7 +166,7 @@ class _MeasuredArray(Struct, frozen=True):
         if self.meaning.stored != self.meaning.dtype and fill.dtype.kind in "iu":
             fill = fill.view(self.meaning.stored)
         room = (chunks * shape[0], *shape[1:]) if shape else ()
-        return np.full(room, fill, self.meaning.stored)
+        return np.full(room, fill, self.laid_out)
 
     @property
     def chunk_bytes(self) -> int:

@@ -52,10 +52,10 @@ from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join, spli
 from zarr_manifests.picturing import ChunkMap, Folding
 from zarr_manifests.planning.tables.regions import Bounds as AxisBounds
 from zarr_manifests.planning.tables.sums import NOTHING
-from zarr_manifests.planning.zones.meaning import Meaning, zones_of_chunks
+from zarr_manifests.planning.zones.meaning import Meaning, as_laid_out, zones_of_chunks
 from zarr_manifests.planning.zones.measure import CellWeights
 
-_PACKING: Final = (b"scale_factor", b"add_offset")
+_PACKING: Final = (b"scale_factor", b"add_offset", b"_Unsigned")
 _SLAB_CHUNKS: Final = 1 << 18
 _MOST_COMMITS: Final = 1000
 _AT_ONCE: Final = 16
@@ -178,16 +178,18 @@ def _numbers_of(
     units = said.get("units", "degrees") if isinstance(said, dict) else "degrees"
     if in_degrees and not str(units).startswith("degree"):
         return None
-    decoder, table = BulkDecoder.of(document, meaning.stored), contents.chunks(node)
+    laid_out = as_laid_out(document, meaning.stored)
+    decoder, table = BulkDecoder.of(document, laid_out), contents.chunks(node)
     if decoder is None or table is None or table.box.ndim != 1:
         return None
     room = node.array.grid.size * node.array.chunk_shape[0]
-    out = np.full(room, meaning.fill.view(meaning.stored), meaning.stored)
+    out = np.full(room, meaning.fill.view(meaning.stored), laid_out)
     chunks = stream_table(contents, table, gap_bytes=0, window_bytes=max(out.nbytes, 1))
     if not decoder.decode(list(chunks), out, (0,)):
         return None
-    values = out[: node.array.shape[0]].astype(np.float64)
-    return values if np.isfinite(values).all() else None
+    out = out[: node.array.shape[0]]
+    values = out.astype(np.float64)
+    return values if not np.isin(out, meaning.missing).any() and np.isfinite(values).all() else None
 
 
 def record_zones(

@@ -172,6 +172,11 @@ def _of_documents(v3: bytes | None, v2: bytes | None, v2_attributes: bytes | Non
     return Meaning(digest, lossless, True, *found, weights, deviations)
 
 
+def as_laid_out(document: Mapping[str, Any], stored: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of stored values, in the byte order that a decoder of their chunks needs."""
+    return np.dtype(document["dtype"]) if document["zarr_format"] == 2 else stored
+
+
 def _digest(value: Any) -> bytes:
     text = json.dumps(["zone-maps", value], sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
@@ -300,7 +305,7 @@ def _marks(given: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         if number != number:
             continue
         if dtype.kind in "biu":
-            if dtype.itemsize == 8 and abs(number) > _EXACT:
+            if dtype.itemsize == 8 and abs(number) >= _EXACT:
                 return None
             low, high = (0, 1) if dtype.kind == "b" else _range(dtype)
             if number == math.floor(number) and low <= number <= high:

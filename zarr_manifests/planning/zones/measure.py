@@ -223,7 +223,7 @@ def declared(
     if deviations:
         if not values.ndim:
             values, chunk_shape = values.reshape(1), (1,)
-        line = chunk_shape[0] * max(_SLAB * 8 // (chunk_shape[0] * values[:1].size), 1)
+        line = chunk_shape[0] * max(_SLAB // (chunk_shape[0] * values[:1].size), 1)
         parts = (values[at : at + line] for at in range(0, len(values), line))
         found["squares"] = np.concatenate([_squares(p, chunk_shape, missing, some) for p in parts])
     return found
@@ -236,19 +236,19 @@ def _squares(
     """Sums of the squared deviations from the mean of each chunk; infinite with infinities."""
     plain, none = CellWeights((None,) * values.ndim), missing[:0]
     added, there = _present(values, missing, some=some)
-    number = added.size if there is None else max(int(there.sum()), 1)
-    # From about the mean, so that squares do not cancel.
-    mean = float(added.sum(dtype=np.float64)) / number
-    if not np.isfinite(mean):
-        finite = added[np.isfinite(added)]
-        mean = float(finite.mean(dtype=np.float64)) if finite.size else 0.0
-    off = added.astype(np.float64) - mean
-    off = off if there is None else off * there
-    sums, _ = plain.weigh(off, chunk_shape, none, some=False)
-    squares, cells = plain.weigh(off * off, chunk_shape, none, some=False)
+    sums, cells = plain.weigh(added, chunk_shape, none, some=False)
     if there is not None:
         cells, _ = plain.weigh(there, chunk_shape, none, some=False)
-    found = np.maximum(squares - sums * sums / np.maximum(cells, 1), 0.0)
+    cells = np.maximum(cells, 1)
+    means = np.where(np.isfinite(sums), sums, 0.0) / cells
+    means = means.reshape(grid_shape(values.shape, chunk_shape))
+    for axis, (size, chunk) in enumerate(zip(values.shape, chunk_shape, strict=True)):
+        means = np.repeat(means, np.diff([*range(0, size, chunk), size]), axis)
+    off = added.astype(np.float64) - means
+    off = off if there is None else off * there
+    sums, _ = plain.weigh(off, chunk_shape, none, some=False)
+    squares, _ = plain.weigh(off * off, chunk_shape, none, some=False)
+    found = np.maximum(squares - sums * sums / cells, 0.0)
     return np.where(np.isfinite(found), found, np.inf)
 
 

@@ -62,14 +62,14 @@ FAULTS = [
     Fault(
         "squares-of-deviations-cancel",
         "planning/zones/measure.py",
-        "    off = added.astype(np.float64) - mean\n",
+        "    off = added.astype(np.float64) - means\n",
         "    off = added.astype(np.float64)\n",
     ),
     Fault(
         "a-dataset-answers-without-its-values-being-decoded",
         "xarray/backend.py",
-        "    if not decodes and any(",
-        "    if False and any(",
+        "    if not decodes and marks:",
+        "    if False:",
     ),
     Fault(
         "a-dataset-that-was-computed-is-summarized",
@@ -80,7 +80,7 @@ FAULTS = [
     Fault(
         "large-sums-wrap-around",
         "summarizing.py",
-        "            if (rows.sums == NO_SUM).any():",
+        '            if rows.sums.dtype.kind == "i" and (rows.sums == NO_SUM).any():',
         "            if False:",
     ),
     Fault(
