@@ -78,8 +78,8 @@ def test_bounds_are_exact_and_those_of_texts_only_grow(bounds: Bounds) -> None:
         assert (found.low[some] <= bounds.low[some]).all()
         assert (found.high[some] >= bounds.high[some]).all()
     else:
-        assert found.low[some].tobytes() == bounds.low[some].tobytes()
-        assert found.high[some].tobytes() == bounds.high[some].tobytes()
+        np.testing.assert_array_equal(found.low[some], bounds.low[some])
+        np.testing.assert_array_equal(found.high[some], bounds.high[some])
     for name in ("missing", "nan", "clip", "sums"):
         np.testing.assert_array_equal(getattr(found, name), getattr(bounds, name))
     assert (found.weighted is None) == (bounds.weighted is None)
