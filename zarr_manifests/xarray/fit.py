@@ -148,7 +148,7 @@ class Fit(Struct, frozen=True, dict=True):
             return
         check = _Comparison.of(self, given.dtype, xr.Variable(_dims(self.name, codes), codes))
         if check is not None:
-            check.beside(given, np.append(codes, there()))
+            check.beside(given, np.append(there(), codes))
 
     def encoded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Values in memory as the existing array stores them.
@@ -276,7 +276,7 @@ class _Comparison(Struct, frozen=True):
         start = [int(of_axis[at]) for of_axis, at in zip(starts, block_id, strict=True)]
         self.block(given, codes, start)
         if given.dtype.kind == "M" and _are_far(given, self.attributes):
-            with_missing = np.append(given.ravel(), np.array("NaT", given.dtype))
+            with_missing = np.append(np.array("NaT", given.dtype), given.ravel())
             try:
                 both = self._encoded(with_missing, how)
             except InvalidArgumentError:  # no other block can have a missing one
@@ -295,10 +295,10 @@ class _Comparison(Struct, frozen=True):
             return np.asarray(codes.astype(self.stored, copy=False))
 
     def beside(self, given: npt.NDArray[Any], codes: npt.NDArray[Any]) -> None:
-        """Refuse dates that are not read back beside the other ones of which there are codes."""
+        """Refuse dates that are not read back behind the other ones of which there are codes."""
         with told(self.name):
             read = self._read(codes.astype(self.stored, copy=False), self.attributes)
-            if self._differ(given.ravel(), read[: given.size]).any():
+            if self._differ(given.ravel(), read[len(read) - given.size :]).any():
                 raise ValueError(
                     "dates more than 290 years from 1970 or from the date of their units cannot "
                     "be stored beside a missing date"
