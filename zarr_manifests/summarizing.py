@@ -22,6 +22,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from zarr_manifests.decoding import meaning_of_bounds
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import note_unchanged
 from zarr_manifests.engine.edit.change_set import ForkState
@@ -32,6 +33,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.zone_maps import NO_SUM, Bounds, Weighted, sum_type
 from zarr_manifests.grid import Box, IndexArray, clipped_cells, clips
+from zarr_manifests.keys import split
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import rows_at, select
 from zarr_manifests.planning.zones.meaning import Meaning
@@ -276,7 +278,11 @@ def summarize(
             f"/{array.node.path} holds no numbers that can be summarized: read it with xarray"
         )
     kind = array.decoded(array.node, meaning.decodable(meaning.fill.reshape(1))).dtype.kind
-    if kind in "mM":
+    beside = (
+        array.contents.members(split(array.node.path)[0]) if array.meta.shape[1:] == (2,) else {}
+    )
+    is_bounds = meaning_of_bounds(array.name, map(attributes_of, beside.values()))
+    if kind in "mM" or is_bounds:
         raise InvalidArgumentError(f"/{array.node.path} holds times, which are not summarized")
     if kind in "iu" and not {"scale_factor", "add_offset"}.isdisjoint(attributes_of(array.node)):
         raise InvalidArgumentError(
@@ -448,8 +454,9 @@ def _grouped(at: Any, dim: str, how: str | None) -> tuple[str, Any, IndexArray]:
         raise InvalidArgumentError(f"by={dim!r}: one label of it is selected, which has no groups")
     if how is None:
         return dim, at[dim].variable if dim in at.coords else None, np.arange(at.size)
-    if dim not in at.coords:
-        raise InvalidArgumentError(f"by={{{dim!r}: {how!r}}}: {dim!r} has no labels")
+    if dim not in at.coords or at[dim].isnull().any():
+        what = "has no labels" if dim not in at.coords else "has positions without a label"
+        raise InvalidArgumentError(f"by={{{dim!r}: {how!r}}}: {dim!r} {what}")
     try:
         parts = getattr(at[dim].dt, how, None)
         if parts is not None and hasattr(parts, "to_numpy"):

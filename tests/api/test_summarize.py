@@ -446,7 +446,15 @@ def test_only_numbers_are_summarized() -> None:
     session = repo.readonly_session()
     with pytest.raises(InvalidArgumentError, match="/name holds no numbers"):
         session.summarize("name")
-    for path in ("t", "lag"):
+    bounds = xr.Dataset({"t_bnds": (("t", "edge"), [[1.0, 2], [2, 3]])}, {"t": TIMES[:2]})
+    bounds.t.attrs["bounds"] = "t_bnds"
+    bounds["n"] = ("gap", [1, 2])
+    gap = np.array(["2001-01-01", "NaT"], "M8[ns]")
+    zm.write(bounds.assign_coords(gap=gap), repo, group="odd", message="odd", check=False)
+    session = repo.readonly_session()
+    with pytest.raises(InvalidArgumentError, match="'gap' has positions without a label"):
+        session.summarize("odd/n", by="gap.month")
+    for path in ("t", "lag", "odd/t_bnds"):
         with pytest.raises(InvalidArgumentError, match=f"/{path} holds times"):
             session.summarize(path)
     with pytest.raises(InvalidArgumentError, match="'noleap' are not compared as text"):
