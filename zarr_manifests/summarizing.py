@@ -300,11 +300,19 @@ def summarize(
 
 def _weights(array: WhereArray, given: Any) -> CellWeights:
     """The weights that are asked for."""
-    sizes = dict(zip(array.dims, array.meta.shape, strict=True))
-    for dim, said in given.items() if isinstance(given, Mapping) else [(None, given)]:
-        if dim is None:
-            what = f"weights={type(given).__name__} is no mapping, such as {{'lat': 'cos'}}"
-        elif dim not in sizes:
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            f"weights={type(given).__name__} is no mapping, such as {{'lat': 'cos'}}"
+        )
+    found = cell_weights(array.contents, array.node, given)
+    if found is not None:
+        return found
+    sizes, what = (
+        dict(zip(array.dims, array.meta.shape, strict=True)),
+        "weights= names no dimension",
+    )
+    for dim, said in given.items():
+        if dim not in sizes:
             what = f"/{array.node.path} has no dimension {dim!r}; it has {_named(array)}"
         elif not isinstance(said, str) and np.shape(said) != (sizes[dim],):
             what = f"{dim!r} has {sizes[dim]} positions, and its weights the shape {np.shape(said)}"
@@ -314,13 +322,7 @@ def _weights(array: WhereArray, given: Any) -> CellWeights:
                 "degrees, the name of a variable along it alone, without packing, or a number for "
                 "each position; none is negative or missing"
             )
-        else:
-            continue
-        raise InvalidArgumentError(what)
-    found = cell_weights(array.contents, array.node, given)
-    if found is None:
-        raise InvalidArgumentError("weights= names no dimension: give {'lat': 'cos'} and so on")
-    return found
+    raise InvalidArgumentError(what)
 
 
 def _named(array: WhereArray) -> str:
