@@ -678,6 +678,23 @@ def _sections(
 # --- values as xarray decodes them ---------------------------------------------------------------
 
 
+REAL_CALENDARS: Final = ("standard", "gregorian", "proleptic_gregorian")
+"""Calendars that agree since 1582."""
+
+
+def packing_of(attributes: Mapping[str, Any]) -> tuple[float, float]:
+    """What stored numbers are multiplied by, and what is added then.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If these are no numbers.
+    """
+    both = attributes.get("scale_factor"), attributes.get("add_offset")
+    scale, offset = (None if one is None else float(np.asarray(one).item()) for one in both)
+    return 1.0 if scale is None else scale, offset or 0.0
+
+
 def meaning_of_bounds(name: str, there: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return units and calendar that a bounds array takes over from its times.
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.decoding import meaning_of_bounds
+from zarr_manifests.decoding import REAL_CALENDARS, meaning_of_bounds, packing_of
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.bulk_chunks import note_unchanged
 from zarr_manifests.engine.edit.change_set import ForkState
@@ -58,7 +58,6 @@ _ABREAST: Final = 4
 _FOR_TASKS: Final = 8
 """Fewer blocks are read here."""
 _COLUMNS: Final = ("count", "missing", "min", "max", "sum", "mean", "weight", "std")
-_REAL_CALENDARS: Final = ("standard", "gregorian", "proleptic_gregorian")
 _ROUNDED: Final = 1e-13
 """Weights of cells that are not stored are a difference, which may be off by such a part."""
 _HALF: Final = 32
@@ -304,16 +303,19 @@ def _weights(array: WhereArray, given: Any) -> CellWeights:
         raise InvalidArgumentError(
             f"weights={type(given).__name__} is no mapping, such as {{'lat': 'cos'}}"
         )
-    found = cell_weights(array.contents, array.node, given)
+    labelled = any(hasattr(said, "coords") for said in given.values())
+    found = None if labelled else cell_weights(array.contents, array.node, given)
     if found is not None:
         return found
-    sizes, what = (
-        dict(zip(array.dims, array.meta.shape, strict=True)),
-        "weights= names no dimension",
-    )
+    sizes = dict(zip(array.dims, array.meta.shape, strict=True))
+    what = "weights= names no dimension"
     for dim, said in given.items():
         if dim not in sizes:
             what = f"/{array.node.path} has no dimension {dim!r}; it has {_named(array)}"
+        elif hasattr(said, "coords"):
+            what = (
+                f"the weights of {dim!r} have labels of their own, which do not count: give .values"
+            )
         elif not isinstance(said, str) and np.shape(said) != (sizes[dim],):
             what = f"{dim!r} has {sizes[dim]} positions, and its weights the shape {np.shape(said)}"
         elif cell_weights(array.contents, array.node, {dim: said}) is None:
@@ -360,7 +362,7 @@ def _chosen(array: WhereArray, where: str) -> dict[str, npt.NDArray[np.bool_]]:
         axis = array.column(comparison.column)
         beside = array.beside(comparison.column)
         calendar = "" if beside is None else str(attributes_of(beside).get("calendar", ""))
-        if calendar.lower() not in ("", *_REAL_CALENDARS):
+        if calendar.lower() not in ("", *REAL_CALENDARS):
             raise InvalidArgumentError(
                 f"times of the calendar {calendar!r} are not compared as text: give labels, as in "
                 f"{{{comparison.column!r}: slice('2001-01', '2001-03')}}"
@@ -644,8 +646,13 @@ class _Summary:
         done, boxes = 0, [*self._blocks(boxes_of(index, region))]
         contents, node = self._array.contents, self._array.node
         path = node.path
-        known = path not in contents.changes.nodes and note_unchanged(contents, node, region)
-        if run is not None and known and len(boxes) >= _FOR_TASKS:  # tasks see what is committed
+        if (
+            run is not None
+            and len(boxes) >= _FOR_TASKS
+            # Tasks see what is committed.
+            and path not in contents.changes.nodes
+            and note_unchanged(contents, node, region)
+        ):
             task = _ReadTask(freeze_reader(contents), path, tuple(self._axes), self._digest)
             for box, rows in zip(boxes, run(task.measured, boxes), strict=True):
                 self._add(rows)
@@ -722,12 +729,7 @@ class _Summary:
         self._add_fill()
         count = totals.cells - totals.missing
         attributes = attributes_of(self._array.node)
-        packing = (("scale_factor", 1), ("add_offset", 0))
-        given = (attributes.get(*one) for one in packing)
-        scale, offset = (
-            float(np.asarray(plain if one is None else one).item())
-            for one, (_, plain) in zip(given, packing, strict=True)
-        )
+        scale, offset = packing_of(attributes)
         low, high = self._ends()
         sums: _Values = totals.sums
         if not totals.is_float:

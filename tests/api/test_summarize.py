@@ -550,6 +550,7 @@ def test_weights_are_numbers_a_variable_or_the_cosine_of_a_coordinate() -> None:
         ({"depth": [1, 2]}, r"'depth' has 4 positions, and its weights the shape \(2,\)"),
         ({"lat": "cos"}, "no dimension 'lat'; it has depth"),
         (ds["thick"], "weights=DataArray is no mapping"),
+        ({"depth": ds["thick"]}, "have labels of their own, which do not count: give .values"),
         ({}, "names no dimension"),
     ):
         with pytest.raises(InvalidArgumentError, match=told):

@@ -25,6 +25,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from xarray.backends.zarr import FillValueCoder
 
+from zarr_manifests.decoding import packing_of
 from zarr_manifests.display import attributes_of, fields_of, hierarchy
 from zarr_manifests.engine.edit.chunk_statistics import chunk_map, chunk_statistics
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
@@ -359,9 +360,8 @@ def _means(array: _ShownArray) -> list[tuple[Markup, str]]:
     numbers = (found.cells - found.missing).astype(np.float64)
     known = ~np.isnan(found.sums) & (numbers > 0)
     coords, numbers, attributes = found.coords[known], numbers[known], attributes_of(node)
-    packing = ("scale_factor", 1), ("add_offset", 0)
     try:
-        scale, offset = (float(attributes.get(*given)) for given in packing)
+        scale, offset = packing_of(attributes)
     except (TypeError, ValueError):
         return []
     sums = found.sums[known] * scale + offset * numbers

@@ -52,6 +52,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructType
 
 from zarr_manifests import repositories
+from zarr_manifests.decoding import REAL_CALENDARS
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
@@ -92,7 +93,6 @@ _WIDER: Final[Mapping[str, pa.DataType]] = {
     "u8": pa.decimal128(20, 0),
     "f2": pa.float32(),
 }
-_REAL_CALENDARS: Final = frozenset({"standard", "gregorian", "proleptic_gregorian"})
 
 
 # --- what is asked for -----------------------------------------------------------------------
@@ -248,7 +248,7 @@ def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
     metadata = {each: value for each, value in attributes.items() if _is_plain(value)}
     if source.is_time(name):
         calendar = str(attributes.get("calendar", "standard")).lower()
-        if calendar in _REAL_CALENDARS and dtype.kind == "M":
+        if calendar in REAL_CALENDARS and dtype.kind == "M":
             return Column(name, _TIMESTAMP, metadata | {"dtype": "datetime64[us]"}, recipe)
         what = f"ISO 8601 text: a timestamp cannot hold all dates of the calendar {calendar!r}"
         return Column(name, pa.string(), metadata | {"dtype": "object", "values": what})

@@ -32,12 +32,12 @@ from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
 from zarr_manifests.virtual.containers import Authorized
+from zarr_manifests.xarray.fit import PACKED_BY
 
 _TASK_BYTES: Final = 32 * 1024**2
 _LAZY: Final = {"MemoryCachedArray", "CopyOnWriteArray", "ImplicitToExplicitIndexingAdapter"}
 """What xarray lays over values that it has not read."""
 _DECODES: Final = "_ElementwiseFunctionArray"
-_PACKED_BY: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 
 
 def _opened(
@@ -349,10 +349,16 @@ class DatasetAccessor:
             labels = {dim: shown.coords[dim].variable} if at.ndim and dim in shown.coords else {}
             along[dim] = xr.DataArray(at, labels, [dim] if at.ndim else [])
             said = weighed.get(dim) if isinstance(weighed, dict) else None
-            if said is not None and not isinstance(said, str) and np.shape(said) == at.shape:
-                whole = np.ones(array.shape[dims.index(dim)])
-                whole[at] = said
-                weighed[dim] = whole
+            if said is None or isinstance(said, str) or hasattr(said, "coords"):
+                continue  # the latter are refused
+            if np.shape(said) != at.shape:
+                raise InvalidArgumentError(
+                    f"{dim!r} has {at.size} positions in the dataset, and its weights the shape "
+                    f"{np.shape(said)}"
+                )
+            whole = np.ones(array.shape[dims.index(dim)])
+            whole[at] = said
+            weighed[dim] = whole
         found: xr.Dataset = summarize(store, array.path, indexers, by, weighed, along=along)
         scalars = {at: one for at, one in shown.coords.items() if not one.ndim}
         return found.assign_coords({at: scalars[at] for at in scalars.keys() - found.variables})
@@ -380,7 +386,7 @@ def _stored_array(name: str, variable: xr.Variable) -> tuple[zarr.Array[Any], tu
     if type(array.store) is not ManifestStore:
         raise _unknown(name, "it is not of a repository")
     how, own = decoded_by(array), variable.encoding
-    marks = {mark: how[mark] for mark in _PACKED_BY if how.get(mark, np.nan) == how.get(mark)}
+    marks = {mark: how[mark] for mark in PACKED_BY if how.get(mark, np.nan) == how.get(mark)}
     if not decodes and marks:
         raise _unknown(name, "it was opened without decoding it")
     if any(not np.array_equal(np.array(own.get(mark)), there) for mark, there in marks.items()):

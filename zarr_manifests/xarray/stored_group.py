@@ -38,7 +38,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
 from zarr_manifests.bulk import document_of, keep_parsed, open_here, read_here
-from zarr_manifests.decoding import decoded_by, meaning_of_bounds
+from zarr_manifests.decoding import REAL_CALENDARS, decoded_by, meaning_of_bounds
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
 from zarr_manifests.engine.edit.workspace import TipCheck
@@ -70,8 +70,6 @@ from zarr_manifests.xarray.parts import DatasetPart, is_virtual
 _CHANGED: Final = "the labels that are there have changed"
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
-_SAME_NOW: Final = ("standard", "gregorian", "proleptic_gregorian")
-"""Calendars that agree since 1582."""
 
 _FINE: Final = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
@@ -335,7 +333,7 @@ def _meaning(attributes: Mapping[str, Any]) -> tuple[object, str]:
         numbers = xr.Variable("t", [0, 1], {"units": units, "calendar": calendar})
         found = [str(time) for time in decode_cf_variable("t", numbers).values]
     told = f"units {units!r} with calendar {calendar!r}"
-    return (calendar in _SAME_NOW or calendar, found), told
+    return (calendar in REAL_CALENDARS or calendar, found), told
 
 
 def _check_coordinate(name: str, variable: xr.Variable, group: StoredGroup) -> None:

@@ -141,6 +141,10 @@ def test_weights_and_labels_are_those_of_the_dataset(repo: zm.Repository) -> Non
     found = ds.assign_coords(mean=7.0, count=8).zm.summarize("t", weights={"lon": numbers})
     assert found["mean"].item() == pytest.approx(weighted, rel=1e-12)
     assert found["count"].item() == values.count()
+    with pytest.raises(InvalidArgumentError, match="'lon' has 2 positions in the dataset"):
+        ds.zm.summarize("t", weights={"lon": np.ones(5)})
+    with pytest.raises(InvalidArgumentError, match="labels of their own"):
+        ds.zm.summarize("t", weights={"lat": np.cos(np.deg2rad(ds.lat))})
     with pytest.raises(InvalidArgumentError, match="give labels by dimension"):
         ds.zm.summarize("t", "lat > 3")
     tree = xr.DataTree.from_dict({"/g": opened(repo).load()})
