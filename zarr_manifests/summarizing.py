@@ -37,7 +37,7 @@ from zarr_manifests.keys import split
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import rows_at, select
 from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import CellWeights, declared, measure
+from zarr_manifests.planning.zones.measure import CellWeights, measure
 from zarr_manifests.planning.zones.skipping import boxes_of, may_match
 from zarr_manifests.planning.zones.where import parse_where
 from zarr_manifests.progress import expect, tell
@@ -702,18 +702,17 @@ class _Summary:
         for pieces in product(*along):
             lengths, missing = [piece.length for piece in pieces], self._meaning.missing
             block = values[tuple(piece.cells for piece in pieces)]
-            rows = measure(block, lengths, missing)
+            each, weights = zip(self._axes, pieces, strict=True), None
+            if self._digest is not None:
+                own = tuple(piece.weights if axis.is_weighted else None for axis, piece in each)
+                weights = CellWeights(own, self._digest)
+            how: Any = {"weights": weights, "deviations": self._meaning.deviations}
+            rows = measure(block, lengths, missing, **how)
             high_sums: IndexArray | int = 0
             if rows.sums.dtype.kind == "i" and (rows.sums == NO_SUM).any():
                 wide = np.where(np.isin(block, missing), block.dtype.type(0), block)
                 high_sums = measure(wide >> _HALF, lengths, missing[:0]).sums
                 rows = replace(rows, sums=measure(wide & _LOW, lengths, missing[:0]).sums)
-            each, weights = zip(self._axes, pieces, strict=True), None
-            if self._digest is not None:
-                own = tuple(piece.weights if axis.is_weighted else None for axis, piece in each)
-                weights = CellWeights(own, self._digest)
-            how: Any = {"deviations": self._meaning.deviations, "some": bool(rows.missing.any())}
-            rows = replace(rows, **declared(block, lengths, missing, weights, **how))
             codes = self._codes(_crossed([piece.codes for piece in pieces]))
             covered = _product(_crossed([piece.run_weights for piece in pieces]))
             found.append((rows, codes, clipped_cells(rows.clip, lengths), covered, high_sums))

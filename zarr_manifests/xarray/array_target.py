@@ -43,7 +43,6 @@ from zarr_manifests.planning.zones.measure import (
     PIECE_BYTES,
     CellWeights,
     ChunkMeasures,
-    declared,
     measure,
 )
 from zarr_manifests.repositories import let_others_open
@@ -114,12 +113,8 @@ class ArrayTarget:
             self._measured.append(found.rows())
             return
         values = meaning.compared(whole)
-        bounds = measure(values, chunk_shape, meaning.missing, _ROOM.data)
-        sides = zip(box.lo, chunk_shape, values.shape, strict=True)
-        inside = weights and weights.inside([slice(lo * n, lo * n + size) for lo, n, size in sides])
-        how["some"] = bool(bounds.missing.any())
-        more = declared(values, chunk_shape, meaning.missing, inside, **how)
-        bounds = replace(bounds, **more) if more else bounds
+        how |= {"weights": weights, "at": box.lo}
+        bounds = measure(values, chunk_shape, meaning.missing, _ROOM.data, **how)
         self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
 
     def _are_large(self, box: Box) -> bool:

@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import replace
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.engine.edit.bulk_chunks import stream_table
@@ -57,7 +56,7 @@ from zarr_manifests.planning.zones.meaning import (
     valid,
     zones_of_chunks,
 )
-from zarr_manifests.planning.zones.measure import CellWeights, declared, measure
+from zarr_manifests.planning.zones.measure import CellWeights, measure
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import StatisticsReport
 from zarr_manifests.runtime import Run
@@ -127,23 +126,14 @@ class _MeasuredArray(Struct, frozen=True):
             [min(n, end - i * n) for i, n, end in zip(at, shape, ends, strict=True)]
             for at, _ in chunks
         ]
-        plain = self.weights is None and not self.meaning.deviations
-        if not shape:
-            bounds = measure(values, shape, missing)
-            how: Any = {"deviations": not plain, "some": bool(bounds.missing[0])}
-            return replace(bounds, **declared(values, shape, missing, None, **how))
-        if plain and all(size == [*shape] for size in sizes):
-            return measure(values, shape, missing)
+        how: Any = {"deviations": self.meaning.deviations}
+        if self.weights is None and all(size == [*shape] for size in sizes):
+            return measure(values, shape, missing, **how)
         found = []
         for row, ((first, *others), (at, _)) in enumerate(zip(sizes, chunks, strict=True)):
             begin = row * shape[0]
             inside = values[(slice(begin, begin + first), *map(slice, others))]
-            bounds = measure(inside, shape, missing)
-            sides = zip(at, shape, inside.shape, strict=True)
-            place = [slice(i * n, i * n + size) for i, n, size in sides]
-            weights = self.weights and self.weights.inside(place)
-            how = {"deviations": self.meaning.deviations, "some": bool(bounds.missing[0])}
-            found.append(replace(bounds, **declared(inside, shape, missing, weights, **how)))
+            found.append(measure(inside, shape, missing, weights=self.weights, at=at, **how))
         return Bounds.joined(found)
 
     def holds(self, zones: ZoneTable) -> npt.NDArray[np.bool_]:

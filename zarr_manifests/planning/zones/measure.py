@@ -46,7 +46,14 @@ _FEW: Final = 32
 
 
 def measure(
-    values: _Values, chunk_shape: Sequence[int], missing: _Values, room: _Room | None = None
+    values: _Values,
+    chunk_shape: Sequence[int],
+    missing: _Values,
+    room: _Room | None = None,
+    *,
+    weights: CellWeights | None = None,
+    at: Coords | None = None,
+    deviations: bool = False,
 ) -> Bounds:
     """Measure the chunks of a block; one row for each, in C order.
 
@@ -64,6 +71,11 @@ def measure(
     room : uint8[PIECE_BYTES], optional
         Memory to use. New memory often has no pages yet, and to get these takes longer than to
         measure a chunk.
+    weights : CellWeights, optional
+        Those of the block, of numbers; with `at`, the coordinates of its first chunk, those of the
+        array.
+    deviations : bool
+        Whether to measure squared deviations, too.
 
     Examples
     --------
@@ -80,6 +92,16 @@ def measure(
         return _measured_texts(values, chunk_shape, missing)
     if not values.ndim:
         values, chunk_shape = values.reshape(1), (1,)
+    found = _measured_block(values, chunk_shape, missing, room)
+    if weights is None and not deviations:
+        return found
+    how: Any = {"deviations": deviations, "some": bool(found.missing.any())}
+    return replace(found, **_declared(values, chunk_shape, missing, weights, at, **how))
+
+
+def _measured_block(
+    values: _Values, chunk_shape: Sequence[int], missing: _Values, room: _Room | None
+) -> Bounds:
     clips = grid_clips(values.shape, chunk_shape)
     axes = _in_memory(values)
     values, chunk_shape = values.transpose(axes), [chunk_shape[axis] for axis in axes]
@@ -136,7 +158,7 @@ def _bounds(
     return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, total, clips)
 
 
-class CellWeights(Struct, frozen=True, eq=False):
+class CellWeights(Struct, frozen=True, eq=False, dict=True):
     """Weights of an array's cells: the product of one weight for each axis.
 
     Parameters
@@ -159,7 +181,7 @@ class CellWeights(Struct, frozen=True, eq=False):
     along: tuple[npt.NDArray[np.float64] | None, ...]
     whole: bytes | None = None
 
-    @property
+    @functools.cached_property
     def digest(self) -> bytes:
         """Hash of the weights of all cells."""
         if self.whole is not None:
@@ -197,32 +219,25 @@ class CellWeights(Struct, frozen=True, eq=False):
         return added.astype("f8").ravel(), (whole if there is None else there).ravel()
 
 
-def declared(
+def _declared(
     values: _Values,
     chunk_shape: Sequence[int],
     missing: _Values,
     weights: CellWeights | None,
+    at: Coords | None,
     *,
     deviations: bool,
     some: bool,
 ) -> dict[str, Any]:
-    """What an array declares besides, of the chunks of a block: more columns of `Bounds`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from zarr_manifests.planning.zones.measure import declared
-    >>> values, none = np.array([3, 1, 7]), np.empty(0)
-    >>> declared(values, (2,), none, None, deviations=True, some=False)["squares"].round(9)
-    array([2., 0.])
-    """
+    """What an array declares besides, of the chunks of a block: more columns of `Bounds`."""
     found: dict[str, Any] = {}
     if weights is not None:
+        if at is not None:
+            sides = zip(at, chunk_shape, values.shape, strict=True)
+            weights = weights.inside([slice(lo * n, lo * n + size) for lo, n, size in sides])
         both = weights.weigh(values, chunk_shape, missing, some=some)
         found["weighted"] = Weighted(weights.digest, *both)
     if deviations:
-        if not values.ndim:
-            values, chunk_shape = values.reshape(1), (1,)
         line = chunk_shape[0] * max(_SLAB // (chunk_shape[0] * values[:1].size), 1)
         parts = (values[at : at + line] for at in range(0, len(values), line))
         found["squares"] = np.concatenate([_squares(p, chunk_shape, missing, some) for p in parts])
@@ -351,13 +366,9 @@ class ChunkMeasures:
         found = Extent(*_measured_chunk(values, self._marks, room), values.size)
         self._found[coords] = found
         if self._weights is not None or self._deviations:
-            sides = zip(coords, chunk.shape, strict=True)
-            inside = self._weights and self._weights.inside(
-                [slice(at * n, (at + 1) * n) for at, n in sides]
-            )
             how: Any = {"deviations": self._deviations, "some": found.missing > 0}
-            of_chunk = chunk, chunk.shape, self._missing, inside
-            self._declared[coords] = declared(*of_chunk, **how)
+            of_chunk = chunk, chunk.shape, self._missing, self._weights, coords
+            self._declared[coords] = _declared(*of_chunk, **how)
         return found
 
     def rows(self) -> tuple[Box, IndexArray, Bounds]:
