@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
-from itertools import batched, pairwise, product
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import batched, product
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from zarr_manifests.grid import Box, IndexArray, clipped_cells, clips
 from zarr_manifests.keys import split
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.tables.merge import rows_at, select
+from zarr_manifests.planning.zones.groups import HALF, LOW, CellRuns, GroupedAxis, Rows, Totals
 from zarr_manifests.planning.zones.meaning import Meaning
 from zarr_manifests.planning.zones.measure import CellWeights, measure
 from zarr_manifests.planning.zones.skipping import boxes_of, may_match
@@ -49,10 +50,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 type _Values = npt.NDArray[Any]
-type _Rows = tuple[Bounds, IndexArray, IndexArray, _Values, IndexArray | int]
-"""Rows, the group of each, the numbers and weights of all its cells, and what is too large for its
-sum, in units of 2^32."""
-
 _BLOCK_BYTES: Final = 32 << 20
 _ABREAST: Final = 4
 _FOR_TASKS: Final = 8
@@ -60,199 +57,6 @@ _FOR_TASKS: Final = 8
 _COLUMNS: Final = ("count", "missing", "min", "max", "sum", "mean", "weight", "std")
 _ROUNDED: Final = 1e-13
 """Weights of cells that are not stored are a difference, which may be off by such a part."""
-_HALF: Final = 32
-_LOW: Final = 2**_HALF - 1
-
-
-class _Axis(Struct, frozen=True, eq=False):
-    """What is selected along an axis.
-
-    Parameters
-    ----------
-    name : str or None
-        The dimension of the answer, if its groups are told apart.
-    places : int64[n]
-        The selected positions, ascending.
-    codes : int64[n]
-        For each of them, the number of its group.
-    groups : int
-        How many groups there are.
-    whole : bool[chunks]
-        The chunks that are selected wholly, for one group.
-    touched : bool[chunks]
-        The chunks with anything selected.
-    code : int64[chunks]
-        The group of each chunk that is whole.
-    weights : float64[n]
-        The weight of each selected position.
-    is_weighted : bool
-        Whether these are not all 1 for lack of weights.
-    chunk_weight : float64[chunks]
-        The weight of all that is selected of each chunk.
-    even : float64[chunks]
-        The weight of each position of a chunk that is whole; NaN if they differ.
-    """
-
-    name: str | None
-    places: IndexArray
-    codes: IndexArray
-    groups: int
-    whole: npt.NDArray[np.bool_]
-    touched: npt.NDArray[np.bool_]
-    code: IndexArray
-    weights: npt.NDArray[np.float64]
-    is_weighted: bool
-    chunk_weight: npt.NDArray[np.float64]
-    even: npt.NDArray[np.float64]
-
-    @classmethod
-    def of(
-        cls,
-        name: str | None,
-        places: IndexArray,
-        codes: IndexArray,
-        groups: int,
-        size: int,
-        chunk: int,
-        weights: npt.NDArray[np.float64] | None,
-    ) -> _Axis:
-        """The axis of an array with that size and chunk length, and weights of its positions."""
-        order = np.argsort(places, kind="stable")
-        places, codes = places[order], codes[order]
-        is_weighted = weights is not None
-        weights = np.ones(len(places)) if weights is None else weights[places]
-        starts = np.arange(0, size, chunk)
-        at, found = places // chunk, np.bincount(places // chunk, minlength=len(starts))
-        first = np.full(len(starts), groups)
-        last = np.full(len(starts), -1)
-        np.minimum.at(first, at, codes)
-        np.maximum.at(last, at, codes)
-        whole = (found == np.minimum(chunk, size - starts)) & (first == last)
-        total = np.bincount(at, weights, minlength=len(starts))
-        low, high = np.full(len(starts), np.inf), np.full(len(starts), -np.inf)
-        np.minimum.at(low, at, weights)
-        np.maximum.at(high, at, weights)
-        even = np.where(low == high, low, np.nan)
-        chunks = whole, found > 0, first
-        return cls(name, places, codes, groups, *chunks, weights, is_weighted, total, even)
-
-    def parts(self, start: int, stop: int) -> tuple[slice, IndexArray | None, list[_Part]]:
-        """The cells to read from `start` to `stop`, which of these count, and their runs."""
-        first, last = np.searchsorted(self.places, [start, stop])
-        places, codes = self.places[first:last], self.codes[first:last]
-        whole = slice(int(places[0]), int(places[-1]) + 1)
-        some = None if whole.stop - whole.start == len(places) else places - places[0]
-        edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
-        lengths = np.diff(edges)
-        weights = self.weights[first:last]
-        if (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]:
-            return whole, some, [_Part(slice(None), edges[1], codes[edges[:-1]], weights)]
-        parts = ((slice(a, b), b - a, codes[a : a + 1], weights[a:b]) for a, b in pairwise(edges))
-        return whole, some, [_Part(*part) for part in parts]
-
-
-class _Part(NamedTuple):
-    """Cells along an axis, in runs of a length; the last may be shorter.
-
-    Parameters
-    ----------
-    cells : slice
-        Which of those that were read.
-    length : int
-        That of the runs.
-    codes : int64[runs]
-        The group of each run.
-    weights : float64[n]
-        The weights of the cells.
-    """
-
-    cells: slice
-    length: int
-    codes: IndexArray
-    weights: npt.NDArray[np.float64]
-
-    @property
-    def run_weights(self) -> npt.NDArray[np.float64]:
-        """The weight of each run."""
-        return np.add.reduceat(self.weights, np.arange(0, len(self.weights), self.length))
-
-
-class _Totals:
-    """What is known of each group."""
-
-    def __init__(self, dtype: np.dtype[Any], groups: int) -> None:
-        self.cells, self.missing, self.nan = np.zeros((3, groups), np.int64)
-        self.low, self.high = np.zeros(groups, dtype), np.zeros(groups, dtype)
-        self.bounded = np.zeros(groups, np.bool_)
-        self.is_float = dtype.kind == "f"
-        self.sums, self.weighted, self.weight, self.covered = np.zeros((4, groups))
-        # Of deviations from the mean of a group's first row, and of their squares.
-        self.first, self.off, self.squares = np.full((3, groups), [[np.nan], [0.0], [0.0]])
-        # Integers, in two halves: their sum may exceed 64 bits.
-        self._halves = np.zeros((2, groups), np.int64)
-
-    def add(
-        self,
-        bounds: Bounds,
-        groups: IndexArray,
-        cells: IndexArray,
-        covered: _Values | float = 0.0,
-        high_sums: IndexArray | int = 0,
-    ) -> None:
-        """Add `_Rows`, each to a group."""
-        for total, column in (
-            (self.cells, cells),
-            (self.missing, bounds.missing),
-            (self.nan, bounds.nan),
-        ):
-            np.add.at(total, groups, column)
-        np.add.at(self.covered, groups, covered)
-        if bounds.weighted is not None:
-            with np.errstate(invalid="ignore", over="ignore"):
-                np.add.at(self.weighted, groups, bounds.weighted.sums)
-                np.add.at(self.weight, groups, bounds.weighted.weights)
-        if bounds.squares is not None:
-            self._add_squares(bounds, groups, cells - bounds.missing, high_sums)
-        some = bounds.bounded
-        at, low, high = groups[some], bounds.low[some], bounds.high[some]
-        new = at[~self.bounded[at]]
-        self.low[new] = low[~self.bounded[at]]
-        self.high[new] = high[~self.bounded[at]]
-        self.bounded[new] = True
-        np.minimum.at(self.low, at, low)
-        np.maximum.at(self.high, at, high)
-        if self.is_float:
-            with np.errstate(invalid="ignore", over="ignore"):
-                np.add.at(self.sums, groups, bounds.sums)
-            return
-        np.add.at(self._halves[0], groups, high_sums + (bounds.sums >> _HALF))
-        np.add.at(self._halves[1], groups, bounds.sums & _LOW)
-
-    def _add_squares(
-        self, bounds: Bounds, groups: IndexArray, numbers: IndexArray, high_sums: IndexArray | int
-    ) -> None:
-        some = numbers > 0
-        at, number, squares = groups[some], numbers[some].astype(np.float64), bounds.squares
-        assert squares is not None
-        with np.errstate(invalid="ignore", over="ignore"):
-            high = np.broadcast_to(high_sums, len(some))[some] * 2.0**_HALF
-            means = (bounds.sums[some] + high) / number
-            finite = np.isfinite(means)
-            new = np.isnan(self.first[at]) & finite
-            self.first[at[new]] = means[new]
-            off = means - np.nan_to_num(self.first[at])
-            np.add.at(self.off, at, number * off)
-            np.add.at(self.squares, at, squares[some] + number * off * off)
-
-    def deviations(self, count: IndexArray) -> npt.NDArray[np.float64]:
-        """The standard deviation of each group with so many values; NaN for none."""
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            variance = np.maximum(self.squares - self.off * self.off / count, 0.0) / count
-        return np.where(np.isfinite(variance) & (count > 0), np.sqrt(np.abs(variance)), np.nan)
-
-    def integers(self) -> list[int]:
-        """The sums of integers."""
-        return [(high << _HALF) + low for high, low in zip(*self._halves.tolist(), strict=True)]
 
 
 def summarize(
@@ -386,7 +190,7 @@ def _axes(
     by: dict[str, str | None],
     weights: CellWeights | None,
     given: Mapping[str, xr.DataArray] | None,
-) -> tuple[list[_Axis], dict[str, Any]]:
+) -> tuple[list[GroupedAxis], dict[str, Any]]:
     """What is selected along each axis, and the labels of the answer."""
     import xarray as xr
 
@@ -396,7 +200,7 @@ def _axes(
             raise InvalidArgumentError(
                 f"/{array.node.path} has no dimension {name!r}; it has {_named(array)}"
             )
-    axes, coords = list[_Axis](), dict[str, Any]()
+    axes, coords = list[GroupedAxis](), dict[str, Any]()
     meta = array.meta
     along = weights.along if weights is not None else (None,) * len(dims)
     for dim, size, chunk, its in zip(dims, meta.shape, meta.chunk_shape, along, strict=True):
@@ -422,7 +226,7 @@ def _axes(
                 )
             coords |= {} if labels is None else {named: labels}
             groups = len(places) if labels is None else len(labels)
-        axes.append(_Axis.of(named, places, codes, groups, size, chunk, its))
+        axes.append(GroupedAxis.of(named, places, codes, groups, size, chunk, its))
     return axes, coords
 
 
@@ -488,7 +292,7 @@ class _Summary:
         The array.
     meaning : Meaning
         What its values mean.
-    axes : sequence of _Axis
+    axes : sequence of GroupedAxis
         What is selected along each axis.
     digest : bytes, optional
         That of the weights of cells.
@@ -498,12 +302,12 @@ class _Summary:
         self,
         array: WhereArray,
         meaning: Meaning,
-        axes: Sequence[_Axis],
+        axes: Sequence[GroupedAxis],
         digest: bytes | None,
     ) -> None:
         self._array, self._meaning, self._axes, self._digest = array, meaning, axes, digest
         self._shape = tuple(axis.groups for axis in axes)
-        self._totals = _Totals(meaning.dtype, math.prod(self._shape))
+        self._totals = Totals(meaning.dtype, math.prod(self._shape))
         self._zarr = array.opened(array.node)
         self._counts = dict.fromkeys(("chunks_answered", "chunks_read", "bytes_read"), 0)
 
@@ -548,7 +352,7 @@ class _Summary:
             return Box((0,) * len(found), (0,) * len(found))
         return Box(tuple(int(at[0]) for at in found), tuple(int(at[-1]) + 1 for at in found))
 
-    def _each(self, coords: IndexArray) -> Iterator[tuple[_Axis, IndexArray]]:
+    def _each(self, coords: IndexArray) -> Iterator[tuple[GroupedAxis, IndexArray]]:
         return zip(self._axes, coords.T, strict=True)
 
     def _whole(self, coords: IndexArray) -> npt.NDArray[np.bool_]:
@@ -664,7 +468,7 @@ class _Summary:
                 self._add(rows)
             tell("reading", done := done + sum(box.size for box in some))
 
-    def _add(self, rows: Sequence[_Rows]) -> None:
+    def _add(self, rows: Sequence[Rows]) -> None:
         for row in rows:
             self._totals.add(*row)
 
@@ -684,9 +488,9 @@ class _Summary:
                 due.append(Box((*box.lo[:axis], middle, *box.lo[axis + 1 :]), box.hi))
                 due.append(Box(box.lo, (*box.hi[:axis], middle, *box.hi[axis + 1 :])))
 
-    def measured(self, box: Box) -> list[_Rows]:
+    def measured(self, box: Box) -> list[Rows]:
         """What a block of chunks says: rows, their groups, and how many cells they have."""
-        meta, along = self._array.meta, list[list[_Part]]()
+        meta, along = self._array.meta, list[list[CellRuns]]()
         place, some = list[slice](), list[IndexArray | None]()
         for axis, lo, hi, chunk, size in zip(
             self._axes, box.lo, box.hi, meta.chunk_shape, meta.shape, strict=True
@@ -698,7 +502,7 @@ class _Summary:
         values = self._meaning.compared(np.asarray(self._zarr[tuple(place)]))
         for number, at in enumerate(some):
             values = values if at is None else values.take(at, axis=number)
-        found = list[_Rows]()
+        found = list[Rows]()
         for pieces in product(*along):
             lengths, missing = [piece.length for piece in pieces], self._meaning.missing
             block = values[tuple(piece.cells for piece in pieces)]
@@ -711,8 +515,8 @@ class _Summary:
             high_sums: IndexArray | int = 0
             if rows.sums.dtype.kind == "i" and (rows.sums == NO_SUM).any():
                 wide = np.where(np.isin(block, missing), block.dtype.type(0), block)
-                high_sums = measure(wide >> _HALF, lengths, missing[:0]).sums
-                rows = replace(rows, sums=measure(wide & _LOW, lengths, missing[:0]).sums)
+                high_sums = measure(wide >> HALF, lengths, missing[:0]).sums
+                rows = replace(rows, sums=measure(wide & LOW, lengths, missing[:0]).sums)
             codes = self._codes(_crossed([piece.codes for piece in pieces]))
             covered = _product(_crossed([piece.run_weights for piece in pieces]))
             found.append((rows, codes, clipped_cells(rows.clip, lengths), covered, high_sums))
@@ -778,8 +582,8 @@ class _Summary:
         if not absent.any():
             found = [fill.item() * n for n in rest.tolist()]
             if not totals.is_float:
-                high_sums = np.array([one >> _HALF for one in found])
-                found = [one & _LOW for one in found]
+                high_sums = np.array([one >> HALF for one in found])
+                found = [one & LOW for one in found]
             sums[:] = found
         nan = rest if fill != fill else none
         along = [np.bincount(axis.codes, axis.weights, axis.groups) for axis in self._axes]
@@ -810,10 +614,10 @@ class _ReadTask(Struct, frozen=True):
 
     state: ForkState
     path: str
-    axes: tuple[_Axis, ...]
+    axes: tuple[GroupedAxis, ...]
     digest: bytes | None
 
-    def measured(self, box: Box) -> list[_Rows]:
+    def measured(self, box: Box) -> list[Rows]:
         """What a block of chunks says."""
         store = ManifestStore(revive_reader(self.state), read_only=True)
         array = WhereArray(store, self.path, decode_times=True)
