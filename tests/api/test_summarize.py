@@ -188,6 +188,8 @@ def test_answers_are_those_of_xarray(
     even = columns == 1 and stored != "shards"
     known = weights is None or even or declared == "lat: cos"
     known = known and length == len(TIMES)
+    # What Zarr keeps of a shard beyond the edge is not known where it is written.
+    known = known and (how == "computed" or stored != "shards")
     if how in ("written", "computed") and not indexers and by is None and not again and known:
         assert found.attrs["chunks_read"] == 0
 
