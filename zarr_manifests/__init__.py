@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zarr_manifests.bulk import tune_zarr
     from zarr_manifests.config import Config
     from zarr_manifests.moving import clone, export
-    from zarr_manifests.planning.conflict.admission import Txn
+    from zarr_manifests.planning.conflict import Txn
     from zarr_manifests.repositories import create, exists, open, recover  # noqa: A004
     from zarr_manifests.repository import Repository
     from zarr_manifests.rewriting import rewrite_chunks
@@ -57,7 +57,7 @@ _HOMES: Final = {
     "Repository": "repository",
     "Config": "config",
     "Session": "session",
-    "Txn": "planning.conflict.admission",
+    "Txn": "planning.conflict",
     "VirtualContainer": "virtual.containers",
     "clone": "moving",
     "create": "repositories",

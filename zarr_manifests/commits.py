@@ -16,30 +16,30 @@ import numpy as np
 import zarr
 from msgspec.structs import replace
 
-from zarr_manifests.engine.commit.commit_changes import (
+from zarr_manifests.engine.change_set import ChangeSet
+from zarr_manifests.engine.commit_changes import (
     CommitRequest,
     checked_message,
     checked_metadata,
     commit,
 )
-from zarr_manifests.engine.commit.landing import Landed, check_now
-from zarr_manifests.engine.commit.rebase import (
+from zarr_manifests.engine.forks import SessionWriter
+from zarr_manifests.engine.landing import Landed, check_now
+from zarr_manifests.engine.overlay import SessionView, summary
+from zarr_manifests.engine.rebase import (
+    Merging,
     Rebasing,
     Relocating,
+    patch,
+    plan_merge,
     rebase_changes,
     relocate_changes,
 )
-from zarr_manifests.engine.commit.replay import Merging, patch, plan_merge
-from zarr_manifests.engine.compact.compaction import compact_if_due
-from zarr_manifests.engine.edit.change_set import ChangeSet
-from zarr_manifests.engine.edit.contents import summary
-from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.edit.pin import SessionWriter
-from zarr_manifests.engine.edit.workspace import UNKNOWN, Workspace
-from zarr_manifests.engine.history.refs import BranchMovedError, Refs, marks_of
-from zarr_manifests.engine.root.roots import opened
-from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.refs import BranchMovedError, Refs, marks_of
+from zarr_manifests.engine.roots import opened
+from zarr_manifests.engine.upkeep.compaction import compact_if_due
+from zarr_manifests.engine.view import Context, SnapshotView
+from zarr_manifests.engine.workspace import UNKNOWN, Workspace
 from zarr_manifests.errors import (
     Conflict,
     ConflictError,
@@ -48,18 +48,18 @@ from zarr_manifests.errors import (
     ManifestsError,
     TransactionAlreadyCommitted,
 )
-from zarr_manifests.format.history_pages import CommitKind
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.snapshot import CommitKind, Snapshot
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.conflict.admission import (
+from zarr_manifests.planning.appends import Relocation
+from zarr_manifests.planning.conflict import (
     NO_MARK,
     MarkStep,
+    Policy,
     Txn,
+    check_policy,
     steps_between,
     txn_of,
 )
-from zarr_manifests.planning.conflict.appends import Relocation
-from zarr_manifests.planning.conflict.decide import Policy, check_policy
 from zarr_manifests.reports import MergeReport
 from zarr_manifests.store import ManifestStore, finish_writes
 
@@ -225,7 +225,15 @@ class SessionCommits:
         """
         branch = self.writer.branch
         text = f"merge {planned.source} into {branch}" if message is None else message
-        request = planned.request(checked_message(text), self._metadata(metadata), policy)
+        request = CommitRequest(
+            checked_message(text),
+            {**self._metadata(metadata), "merged-from": planned.source},
+            planned.rebasing(policy),
+            check_tip=planned.check_tip,
+            source=planned.source,
+            steps=planned.steps,
+            merged=(planned.source, planned.base.snapshot_id),
+        )
         return self._land(request)
 
     def rebase(self, policy: Policy) -> str:

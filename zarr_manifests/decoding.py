@@ -31,12 +31,16 @@ import zstandard
 from msgspec import Struct
 from numcodecs import blosc
 
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    InvalidArgumentError,
+    ManifestsError,
+    plain_text,
+)
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import absolute
 from zarr_manifests.runtime import quiet
-from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
     import zarr

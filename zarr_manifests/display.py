@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 
 _SHOWN_ROWS: Final = 500

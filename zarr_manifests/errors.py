@@ -19,13 +19,12 @@ fill value.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
-
-from zarr_manifests.texts import plain_text
 
 _NEAR: Final = 200
 """Characters of a where that are shown on each side of a fault."""
@@ -48,6 +47,41 @@ __all__ = [
     "UnsupportedFormatError",
     "VirtualContainerError",
 ]
+
+
+def plain_text(value: object, *, lines: bool = False, most: int | None = None) -> str:
+    r"""The value as text with control characters escaped, such as `\x1b`.
+
+    Characters that change the direction of text and invisible characters are escaped, too.
+
+    Parameters
+    ----------
+    value : object
+        Converted with `str`.
+    lines : bool
+        Keep newlines.
+    most : int, optional
+        Longer text is cut, and ends with `…`.
+
+    Examples
+    --------
+    >>> from zarr_manifests.errors import plain_text
+    >>> print(plain_text("air\x1b[2J\nerror: none"))
+    air\x1b[2J\nerror: none
+    """
+    text = str(value)
+    if not text.isprintable():
+        kept = (c if _harmless(c) or (lines and c == "\n") else _written_out(c) for c in text)
+        text = "".join(kept)
+    return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _harmless(char: str) -> bool:
+    return char.isprintable() or unicodedata.category(char) == "Zs"  # any kind of space
+
+
+def _written_out(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
 
 
 class ConflictKind(StrEnum):

@@ -22,12 +22,12 @@ from zarr.abc.store import Store
 from zarr_manifests import virtual
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.engine import upkeep
-from zarr_manifests.engine.edit.import_references import apply_snapshot, import_references
-from zarr_manifests.engine.edit.overlay import node_path
-from zarr_manifests.engine.edit.pin import SessionWriter
-from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
-from zarr_manifests.engine.objects.metadata import SessionKeys
-from zarr_manifests.engine.snapshot.context import Context
+from zarr_manifests.engine.forks import SessionWriter
+from zarr_manifests.engine.import_references import apply_snapshot, import_references
+from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.overlay import node_path
+from zarr_manifests.engine.refs import DEFAULT_BRANCH, Refs
+from zarr_manifests.engine.view import Context
 from zarr_manifests.errors import (
     ConflictError,
     HistoryExpiredError,
@@ -35,8 +35,8 @@ from zarr_manifests.errors import (
     NotFoundError,
 )
 from zarr_manifests.exporting import exports
-from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.root import check_ref_name
+from zarr_manifests.format.snapshot import CommitKind
 from zarr_manifests.ids import lineage_of
 from zarr_manifests.keys import V3_DOCUMENT, directory
 from zarr_manifests.progress import expect, tell

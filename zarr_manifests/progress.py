@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
-from zarr_manifests.texts import plain_text
+from zarr_manifests.errors import plain_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -16,7 +16,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zarr_manifests.texts import bytes_text, parts_of, plain_text, time_text
+from zarr_manifests.errors import plain_text
+from zarr_manifests.texts import bytes_text, parts_of, time_text
 
 _MOST_ROWS: Final = 200
 _MOST_CHARS: Final = 300

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.texts import parts_of, plain_text
+from zarr_manifests.errors import InvalidArgumentError, plain_text
+from zarr_manifests.texts import parts_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine import upkeep
-from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
-from zarr_manifests.engine.root.create import Unmade
-from zarr_manifests.engine.snapshot.context import create_at, exists_at
+from zarr_manifests.engine.create import Unmade
+from zarr_manifests.engine.refs import DEFAULT_BRANCH
+from zarr_manifests.engine.view import create_at, exists_at
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
 from zarr_manifests.ids import object_key
 from zarr_manifests.repository import Repository, context_of, open_repository

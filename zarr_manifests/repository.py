@@ -20,41 +20,42 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from msgspec.structs import replace
 
+from zarr_manifests import engine
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.display import html_page
-from zarr_manifests.engine import commit, compact, edit, history, upkeep
-from zarr_manifests.engine.history.leases import HeldLease, checked_timeout_ms, hold
-from zarr_manifests.engine.history.refs import DEFAULT_BRANCH, Refs
-from zarr_manifests.engine.root.roots import RootAt, opened
-from zarr_manifests.engine.snapshot.context import (
+from zarr_manifests.engine import upkeep
+from zarr_manifests.engine.leases import HeldLease, checked_timeout_ms, hold
+from zarr_manifests.engine.read_ahead import RefsPreload
+from zarr_manifests.engine.refs import DEFAULT_BRANCH, Refs
+from zarr_manifests.engine.roots import RootAt, opened
+from zarr_manifests.engine.totals import totals_of, usage_of_array
+from zarr_manifests.engine.view import (
     Context,
     metadata_of,
     open_at,
     save_config,
     set_metadata,
 )
-from zarr_manifests.engine.snapshot.read_ahead import RefsPreload
-from zarr_manifests.engine.snapshot.totals import totals_of, usage_of_array
 from zarr_manifests.errors import (
     HistoryExpiredError,
     InvalidArgumentError,
     ManifestsError,
     SnapshotExpiredError,
+    plain_text,
 )
 from zarr_manifests.metrics import Metrics
-from zarr_manifests.planning.conflict.admission import Txn
-from zarr_manifests.planning.upkeep.garbage import retention
+from zarr_manifests.planning.conflict import Txn
+from zarr_manifests.planning.garbage import retention
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.texts import plain_text
 from zarr_manifests.versions import milliseconds, refs_by_snapshot
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
 
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.picturing.graph import GraphRow
-    from zarr_manifests.planning.conflict.decide import Policy
+    from zarr_manifests.planning.conflict import Policy
     from zarr_manifests.reports import (
         Ancestry,
         CellChanges,
@@ -224,7 +225,7 @@ class Repository:
         """
         if update is None:
             return metadata_of(self._context.roots.read().root)
-        checked = commit.commit_changes.checked_metadata(update, "repository")
+        checked = engine.commit_changes.checked_metadata(update, "repository")
         return set_metadata(self._context.roots, checked, keep=not replace)
 
     # --- sessions ----------------------------------------------------------------------------
@@ -274,8 +275,8 @@ class Repository:
         """
         found, view = self._refs.open(version, first=True, follow=follow)
         follow_s = follow_interval.total_seconds() if follow else None
-        contents = edit.overlay.SessionView(self._context, view)
-        return _session(edit.pin.Pin(contents, found.branch, follow_s))
+        contents = engine.overlay.SessionView(self._context, view)
+        return _session(engine.forks.Pin(contents, found.branch, follow_s))
 
     def writable_session(
         self,
@@ -348,7 +349,7 @@ class Repository:
         """
         lease_ms = _checked_writer(isolation, copies, lease)
         start, view = self._refs.begin(branch, claim=exclusive)
-        writer = edit.pin.SessionWriter(
+        writer = engine.forks.SessionWriter(
             self._context,
             view,
             branch,
@@ -362,7 +363,7 @@ class Repository:
 
     def _commits(self, branch: str) -> SessionCommits:
         start, view = self._refs.begin(branch)
-        return _commits_of(edit.pin.SessionWriter(self._context, view, branch, start))
+        return _commits_of(engine.forks.SessionWriter(self._context, view, branch, start))
 
     @contextmanager
     def transaction(
@@ -519,7 +520,7 @@ class Repository:
             old, new = map(self.readonly_session, (start, end))
             return value_changes(self._context, old, new, path)
         named = self._refs.named(start, end)
-        return history.changes_between.compare(self._context, *named, symmetric=symmetric)
+        return engine.changes_between.compare(self._context, *named, symmetric=symmetric)
 
     def changes(
         self,
@@ -571,7 +572,7 @@ class Repository:
         /air overwrite [[1], [2]]
         """
         first, last = self._refs.range(start, end)
-        return history.changes_between.changes_between(
+        return engine.changes_between.changes_between(
             self._context, first, last.head, mode, floor=last.floor
         )
 
@@ -610,7 +611,7 @@ class Repository:
         ["revert 'make air'", 'make air', 'create repository']
         """
         snapshot_id, commits = self._refs.fixed(version), self._commits(branch)
-        done = commit.replay.to_revert(
+        done = engine.rebase.to_revert(
             self._context, commits.writer.pin.contents.view, branch, snapshot_id
         )
         message = f"revert {done.snapshot.message!r}" if message is None else message
@@ -656,7 +657,7 @@ class Repository:
             deletes parts of it.
         """
         commits = self._commits(branch)  # reads the root, which may be newer than the latest known
-        done = commit.replay.to_pick(self._context, self._refs.fixed(version))
+        done = engine.rebase.to_pick(self._context, self._refs.fixed(version))
         metadata = {**done.snapshot.metadata, "cherry-picked-from": done.snapshot_id}
         return commits.patch(
             done,
@@ -817,7 +818,7 @@ class Repository:
         """
         if path is None and not estimate:
             contents = self.readonly_session(version)._contents
-            return edit.contents.usage_of(contents)
+            return engine.overlay.usage_of(contents)
 
         def count() -> Usage:
             found = self._refs.resolve(version)
@@ -876,7 +877,7 @@ class Repository:
         >>> repo.compute_statistics().measured, repo.compute_statistics().measured
         (3, 0)
         """
-        return compact.compute_statistics.compute_statistics(self._context, paths, branch, run)
+        return upkeep.compute_statistics.compute_statistics(self._context, paths, branch, run)
 
     # --- branches and tags -------------------------------------------------------------------
 
@@ -1088,8 +1089,8 @@ class Repository:
         context = self._context
         if mode == "packs":
             how: Any = {"dry_run": dry_run, "run": run or map}
-            return compact.repack_chunks.repack_chunks(context, branch, min_live, **how)
-        return compact.compaction.compact(context, branch, mode, dry_run=dry_run, run=run)
+            return upkeep.repack_chunks.repack_chunks(context, branch, min_live, **how)
+        return upkeep.compaction.compact(context, branch, mode, dry_run=dry_run, run=run)
 
     def explain_manifests(
         self,
@@ -1139,7 +1140,7 @@ class Repository:
         >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
         ('/a', 0, (0,))
         """
-        layouts = compact.manifest_layout
+        layouts = upkeep.repack_chunks
         if config is not None:
             return layouts.plan_layout(self._context, config, version)
         layout = layouts.layout_now(self._context, self._refs.view(version, first=True))
@@ -1459,12 +1460,12 @@ def changed_cells(
     first, last = repository._refs.range(start, end)
     named = (paths,) if isinstance(paths, str) else tuple(paths)
     try:
-        return history.changes_between.changed_cells(repository._context, first, last, named)
+        return engine.changes_between.changed_cells(repository._context, first, last, named)
     except HistoryExpiredError:
         if first not in repository.list_tags().values():
             raise
         kept = repository._refs.resolve(first).at
-        return history.changes_between.compared_cells(repository._context, kept, last, named)
+        return engine.changes_between.compared_cells(repository._context, kept, last, named)
 
 
 def graph_of(
@@ -1494,14 +1495,14 @@ def graph_of(
     return history_graph(refs if version is None else [version], ancestry, refs, rows, limit)
 
 
-def _session(pin: edit.pin.Pin, commits: SessionCommits | None = None) -> Session:
+def _session(pin: engine.forks.Pin, commits: SessionCommits | None = None) -> Session:
     from zarr_manifests.session import Session  # it imports Zarr
 
     return Session(pin, commits)
 
 
 def _commits_of(
-    writer: edit.pin.SessionWriter, serializable: bool = False, append_dim: str | None = None
+    writer: engine.forks.SessionWriter, serializable: bool = False, append_dim: str | None = None
 ) -> SessionCommits:
     from zarr_manifests.commits import SessionCommits  # only writers load what commits need
 

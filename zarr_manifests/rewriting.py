@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
 from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.planning.regions import ResolvedChunks
 from zarr_manifests.planning.scan import Axis, Scan, plan_scan
-from zarr_manifests.planning.tables.regions import ResolvedChunks
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
 from zarr_manifests.repositories import repository_of

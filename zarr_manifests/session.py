@@ -16,30 +16,28 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.edit.bulk_chunks import find_chunks, stream_table
-from zarr_manifests.engine.edit.change_set import ForkState
-from zarr_manifests.engine.edit.contents import status_of
-from zarr_manifests.engine.edit.forks import fork_state, merge_forks
-from zarr_manifests.engine.edit.pin import Pin
-from zarr_manifests.engine.edit.workspace import (
+from zarr_manifests.engine.bulk_chunks import find_chunks, stream_table
+from zarr_manifests.engine.change_set import ForkState
+from zarr_manifests.engine.forks import Pin, fork_state, merge_forks
+from zarr_manifests.engine.overlay import status_of
+from zarr_manifests.engine.totals import totals_of
+from zarr_manifests.engine.workspace import (
     Workspace,
     move_node,
     reindex_chunks,
     shift_chunks,
 )
-from zarr_manifests.engine.snapshot.totals import totals_of
-from zarr_manifests.errors import ReadOnlyError
+from zarr_manifests.errors import ReadOnlyError, plain_text
 from zarr_manifests.grid import Box, Coords
-from zarr_manifests.planning.conflict.admission import Txn
-from zarr_manifests.planning.tables.regions import Bounds, Places, ResolvedChunks
+from zarr_manifests.planning.conflict import Txn
+from zarr_manifests.planning.regions import Bounds, Places, ResolvedChunks
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.store import ManifestStore, finish_writes, freeze_store, workspace_of
-from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
-    from zarr_manifests.engine.edit.chunk_statistics import ChunkStatistics
-    from zarr_manifests.planning.conflict.decide import Policy
+    from zarr_manifests.engine.chunk_statistics import ChunkStatistics
+    from zarr_manifests.planning.conflict import Policy
     from zarr_manifests.reports import ChunkSelection, Status, Usage
 
 _SHOWN_LINES: Final = 10
@@ -654,7 +652,7 @@ class Session:
         1
         """
         if statistics:
-            from zarr_manifests.engine.edit import chunk_statistics as found  # rarely needed
+            from zarr_manifests.engine import chunk_statistics as found  # rarely needed
 
             return found.chunk_statistics(self._contents, path, box, cells, self._pin.branch)
         node, table = find_chunks(self._contents, path, box, cells)
@@ -898,7 +896,7 @@ class Session:
         >>> sizes.figure.get_suptitle()
         '/air: 8 of 16 chunks, ...'
         """
-        from zarr_manifests.engine.edit.chunk_statistics import chunk_map
+        from zarr_manifests.engine.chunk_statistics import chunk_map
         from zarr_manifests.picturing.draw import draw_chunks
 
         return draw_chunks(chunk_map(self._contents, path))

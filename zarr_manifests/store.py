@@ -32,21 +32,21 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CPUBuffer
 
 from zarr_manifests.display import html_page
-from zarr_manifests.engine.edit.change_set import ForkState
-from zarr_manifests.engine.edit.forks import freeze, freeze_reader, revive, revive_reader
-from zarr_manifests.engine.edit.overlay import Entry, SessionView, Unread
-from zarr_manifests.engine.edit.workspace import INTERRUPTED, Workspace
+from zarr_manifests.engine.change_set import ForkState
+from zarr_manifests.engine.forks import freeze, revive
+from zarr_manifests.engine.overlay import Entry, SessionView, Unread, freeze_reader, revive_reader
+from zarr_manifests.engine.workspace import INTERRUPTED, Workspace
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
     PickledStoreWarning,
     ReadOnlyError,
+    plain_text,
 )
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
-from zarr_manifests.texts import plain_text
 from zarr_manifests.virtual.virtual_refs import VirtualRefs, table_of
 
 if TYPE_CHECKING:

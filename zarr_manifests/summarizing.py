@@ -24,23 +24,31 @@ from msgspec.structs import replace
 
 from zarr_manifests.decoding import REAL_CALENDARS, meaning_of_bounds, packing_of
 from zarr_manifests.display import attributes_of
-from zarr_manifests.engine.edit.bulk_chunks import note_unchanged
-from zarr_manifests.engine.edit.change_set import ForkState
-from zarr_manifests.engine.edit.chunk_statistics import cell_weights
-from zarr_manifests.engine.edit.forks import freeze_reader, revive_reader
-from zarr_manifests.engine.snapshot.zones import KnownZones, paged_leaves, zones_of
+from zarr_manifests.engine.bulk_chunks import note_unchanged
+from zarr_manifests.engine.change_set import ForkState
+from zarr_manifests.engine.chunk_statistics import cell_weights
+from zarr_manifests.engine.overlay import freeze_reader, revive_reader
+from zarr_manifests.engine.zones import KnownZones, paged_leaves, zones_of
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.zone_maps import NO_SUM, Bounds, Weighted, sum_type
 from zarr_manifests.grid import Box, IndexArray, clipped_cells, clips
 from zarr_manifests.keys import split
 from zarr_manifests.ondemand import need
-from zarr_manifests.planning.tables.merge import rows_at, select
-from zarr_manifests.planning.zones.groups import HALF, LOW, CellRuns, GroupedAxis, Rows, Totals
-from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import CellWeights, measure
-from zarr_manifests.planning.zones.skipping import boxes_of, may_match
-from zarr_manifests.planning.zones.where import parse_where
+from zarr_manifests.planning.meaning import Meaning
+from zarr_manifests.planning.measure import (
+    HALF,
+    LOW,
+    CellRuns,
+    CellWeights,
+    GroupedAxis,
+    Rows,
+    Totals,
+    measure,
+)
+from zarr_manifests.planning.merge import rows_at, select
+from zarr_manifests.planning.skipping import boxes_of, may_match
+from zarr_manifests.planning.where import parse_where
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import Run
 from zarr_manifests.selecting import WhereArray

@@ -1,14 +1,8 @@
-"""Counts, bytes, times, sums and values as messages, the command line and pages show them.
-
-Names, messages, URLs and metadata may hold control characters. The package escapes them with
-`plain_text` wherever it shows them: in errors, `str` and `repr`, on the command line and in
-notebooks. The values themselves are never changed.
-"""
+"""Counts, bytes, times, sums and values as messages, the command line and pages show them."""
 
 from __future__ import annotations
 
 import reprlib
-import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -22,41 +16,6 @@ _COMPARED: Final = 25_000
 
 _TOO_LARGE: Final = frozenset({"map"})
 """Properties left out: `ValueChanges.map` has a number for every chunk of an array."""
-
-
-def plain_text(value: object, *, lines: bool = False, most: int | None = None) -> str:
-    r"""The value as text with control characters escaped, such as `\x1b`.
-
-    Characters that change the direction of text and invisible characters are escaped, too.
-
-    Parameters
-    ----------
-    value : object
-        Converted with `str`.
-    lines : bool
-        Keep newlines.
-    most : int, optional
-        Longer text is cut, and ends with `…`.
-
-    Examples
-    --------
-    >>> from zarr_manifests.texts import plain_text
-    >>> print(plain_text("air\x1b[2J\nerror: none"))
-    air\x1b[2J\nerror: none
-    """
-    text = str(value)
-    if not text.isprintable():
-        kept = (c if _harmless(c) or (lines and c == "\n") else _written_out(c) for c in text)
-        text = "".join(kept)
-    return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _harmless(char: str) -> bool:
-    return char.isprintable() or unicodedata.category(char) == "Zs"  # any kind of space
-
-
-def _written_out(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:

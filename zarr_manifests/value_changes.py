@@ -18,11 +18,10 @@ import zarr
 from msgspec import Struct
 
 from zarr_manifests.decoding import readable
-from zarr_manifests.engine.history.differences import net_changes
-from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.differences import net_changes
+from zarr_manifests.engine.view import Context, SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, absolute
 from zarr_manifests.progress import counted

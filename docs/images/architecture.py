@@ -33,17 +33,17 @@ def floors() -> list[list[str]]:
     return [[name for name in re.findall(r"\w+", layer) if name[0] != "_"] for layer in found]
 
 
-def engine_rooms() -> list[str]:
-    """The packages of the engine."""
-    engine = ROOT / "zarr_manifests/engine"
-    return sorted(path.parent.name for path in engine.glob("*/__init__.py"))
+def engine_modules() -> list[str]:
+    """The modules of the engine."""
+    found = (path.stem for path in (ROOT / "zarr_manifests/engine").rglob("*.py"))
+    return sorted(name for name in found if name != "__init__")
 
 
 def drawn() -> str:
     """The picture, as SVG."""
     lines, y = [], _PAD
     for (title, sentence), names, fill in zip(FLOORS.items(), floors(), _FILLS, strict=True):
-        listed = engine_rooms() if names == ["engine"] else sorted(names)
+        listed = engine_modules() if names == ["engine"] else sorted(names)
         rows = wrap("   ".join(listed), _CHARS, break_on_hyphens=False)
         height = _PAD + _LINE * (1 + len(rows)) + _PAD // 2
         lines.append(

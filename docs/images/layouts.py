@@ -14,8 +14,8 @@ import numpy as np
 
 from zarr_manifests.config import Config
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.leaves import ArrayFacts, cut, layout_of
-from zarr_manifests.planning.layout.packing import PlannedManifest, plan_manifests
+from zarr_manifests.planning.leaves import ArrayFacts, cut, layout_of
+from zarr_manifests.planning.packing import PlannedManifest, plan_manifests
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

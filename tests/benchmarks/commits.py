@@ -27,8 +27,7 @@ import zarr_manifests as zm
 from storages import CountingStorage
 from zarr_manifests import Session
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import Delta
+from zarr_manifests.format.manifest import Delta, Manifest
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c
 from zarr_manifests.storage import Storage

@@ -30,8 +30,8 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rul
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.leaves import EMPTY, ArrayFacts, BaseIndex, cut, layout_of
-from zarr_manifests.planning.layout.packing import (
+from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex, cut, layout_of
+from zarr_manifests.planning.packing import (
     PlannedManifest,
     close,
     explain,

@@ -25,14 +25,13 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 import zarr_manifests as zm
 from storages import CountingStorage, Record
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.compact.write_leaves import encoded_base
-from zarr_manifests.engine.objects.metadata import SessionKeys
-from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import Base, Count
+from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.upkeep.write_leaves import encoded_base
+from zarr_manifests.format.manifest import Base, Count, ManifestRef, Part
 from zarr_manifests.format.records import HEADER_BYTES, BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.leaves import ArrayFacts, layout_of
-from zarr_manifests.planning.layout.packing import plan_manifests
+from zarr_manifests.planning.leaves import ArrayFacts, layout_of
+from zarr_manifests.planning.packing import plan_manifests
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of

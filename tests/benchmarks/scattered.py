@@ -21,8 +21,7 @@ import zarr
 import zarr_manifests as zm
 from storages import CountingStorage
 from zarr_manifests import Session
-from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import Delta
+from zarr_manifests.format.manifest import Delta, Manifest
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 

@@ -17,11 +17,11 @@ from runner import Case, Figure, Watch
 from wheres import fill
 
 import zarr_manifests as zm
-from zarr_manifests.engine.edit.bulk_chunks import find_chunks
-from zarr_manifests.engine.edit.chunk_statistics import cell_weights
+from zarr_manifests.engine.bulk_chunks import find_chunks
+from zarr_manifests.engine.chunk_statistics import cell_weights
 from zarr_manifests.format.zone_maps import Bounds, Weighted
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.zones.meaning import Meaning, zones_of_chunks
+from zarr_manifests.planning.meaning import Meaning, zones_of_chunks
 from zarr_manifests.store import contents_of
 
 _WEIGHTS = {"lat": "cos"}

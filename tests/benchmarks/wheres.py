@@ -11,10 +11,10 @@ from runner import Case, Figure, Watch
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
-from zarr_manifests.engine.snapshot.zones import index_directory
+from zarr_manifests.engine.zones import index_directory
 from zarr_manifests.format.zone_maps import Bounds, ZonePages
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.zones.meaning import Meaning, zones_of_chunks
+from zarr_manifests.planning.meaning import Meaning, zones_of_chunks
 from zarr_manifests.store import contents_of
 
 _COLUMNS = 500

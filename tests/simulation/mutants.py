@@ -16,26 +16,30 @@ from msgspec.structs import replace
 
 from simulated import Outcome, simulate
 from zarr_manifests import commits
-from zarr_manifests.engine.commit import commit_changes as commit
-from zarr_manifests.engine.commit import landing
-from zarr_manifests.engine.commit import rebase as rebasing
-from zarr_manifests.engine.compact import compaction as compact
-from zarr_manifests.engine.compact import repack_chunks as repacking
-from zarr_manifests.engine.edit import forks
-from zarr_manifests.engine.edit.merge_forks import Merge
-from zarr_manifests.engine.history import ancestry, leases, left_behind, refs
-from zarr_manifests.engine.objects.metadata import SessionKeys
-from zarr_manifests.engine.root import epochs, heartbeat
-from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine import (
+    ancestry,
+    epochs,
+    forks,
+    heartbeat,
+    landing,
+    leases,
+    refs,
+)
+from zarr_manifests.engine import commit_changes as commit
+from zarr_manifests.engine import rebase as rebasing
+from zarr_manifests.engine.merge_forks import Merge
+from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.upkeep import collect, recover, verify
+from zarr_manifests.engine.upkeep import compaction as compact
+from zarr_manifests.engine.upkeep import repack_chunks as repacking
 from zarr_manifests.errors import CommitOutcomeUnknownError, StorageError
 from zarr_manifests.format.chunk_table import RefKind
-from zarr_manifests.format.nodes import Delta
+from zarr_manifests.format.manifest import Delta
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.ids import new_session_id
-from zarr_manifests.planning.conflict import admission
-from zarr_manifests.planning.conflict import decide as rules
-from zarr_manifests.planning.tables.merge import select
+from zarr_manifests.planning import conflict as rules
+from zarr_manifests.planning.merge import select
 
 BUDGET = 2000
 """How many seeds may be tried for a mutant: as many as `make seeds` tries."""
@@ -245,7 +249,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
         ref = ancestry.snapshot_ref(context, snapshot_id)
         return ref, context.objects.load(ref, commit.Snapshot), None
 
-    patch.setattr(left_behind, "find_left", anywhere)
+    patch.setattr(ancestry, "find_left", anywhere)
 
 
 @mutant("Refs can be restored from before the last collection.", 7)
@@ -387,20 +391,20 @@ def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
 @mutant("A session from before the fence can commit.", 3)
 def no_fence_check(patch: pytest.MonkeyPatch) -> None:
     def unfenced(root: Any, *args: Any) -> Any:
-        return admission.admission(replace(root, fence=0), *args)
+        return rules.admission(replace(root, fence=0), *args)
 
     patch.setattr(epochs, "admission", unfenced)
 
 
 @mutant("A writer continues although another has claimed the branch.", 7)
 def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admission, "_is_shut_out", lambda *args: False)
+    patch.setattr(rules, "_is_shut_out", lambda *args: False)
 
 
 @mutant("A compactor continues although another has taken over.", 16)
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     def unclaimed(root: Any, *args: Any) -> Any:
-        return admission.admission(replace(root, epochs={}), *args)
+        return rules.admission(replace(root, epochs={}), *args)
 
     patch.setattr(compact, "admission", unclaimed)
 
@@ -451,7 +455,7 @@ def collected_beyond_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A collection does not mark the deltas of commits that were compacted since.", 0)
 def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
-    children = left_behind.children
+    children = ancestry.children
 
     def others(value: Any, *, of_page: bool) -> Iterator[Any]:
         log = getattr(value, "log", None)
@@ -460,7 +464,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
             if log is None or link.kind is not Delta or link.ref.key in listed:
                 yield link
 
-    patch.setattr(left_behind, "children", others)
+    patch.setattr(ancestry, "children", others)
 
 
 @mutant("A collection does not mark what only tags lead to.", 24)

@@ -15,7 +15,7 @@ import pytest
 import mutants
 from simulated import CALLS, simulate
 from simulated.process import Process
-from zarr_manifests.engine.edit import forks
+from zarr_manifests.engine import forks
 
 BATCH = 10
 KINDS: dict[str, dict[str, int]] = {

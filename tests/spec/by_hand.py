@@ -16,15 +16,30 @@ from msgspec.structs import replace
 
 from zarr_manifests.config import Config
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
-from zarr_manifests.format.history_pages import CommitKind, History, HistoryEntries, HistoryPage
-from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.nodes import Base, Count, Delta, Digest, Node, NodeKind
+from zarr_manifests.format.manifest import (
+    Base,
+    Count,
+    Delta,
+    Digest,
+    Manifest,
+    ManifestRef,
+    Node,
+    NodeKind,
+)
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Branch, LogEntry, Root
-from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.format.snapshot import (
+    CommitKind,
+    DeltaEntry,
+    DigestEntry,
+    History,
+    HistoryEntries,
+    HistoryPage,
+    Snapshot,
+)
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.upkeep.read_list import make_digest
+from zarr_manifests.planning.garbage import make_digest
 from zarr_manifests.storage import Storage
 
 ARRAY = b"x" * 12

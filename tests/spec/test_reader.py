@@ -18,7 +18,7 @@ import zarr_manifests as zm
 from specified import SPEC, contents, load, reader
 from stored import array_document, put
 from zarr_manifests.format.chunk_table import ChunkTable, StoredTable, decode_column
-from zarr_manifests.format.nodes import Delta
+from zarr_manifests.format.manifest import Delta
 from zarr_manifests.format.records import record
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore

@@ -9,7 +9,7 @@ import pytest
 
 import zarr_manifests as zm
 from specified import contents, load, reader
-from zarr_manifests.engine.history.changes_between import chunks_there
+from zarr_manifests.engine.changes_between import chunks_there
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of

@@ -11,8 +11,8 @@ import pytest
 from zarr.core.buffer import cpu
 
 import zarr_manifests as zm
-from zarr_manifests.engine.edit import overlay, workspace
-from zarr_manifests.format import nodes
+from zarr_manifests.engine import overlay, workspace
+from zarr_manifests.format import manifest
 
 NAMES = ["../../x", "a/../../x", "a/../b", "..", ".", "./a", "a/./b", "/abs", "//abs", "a//b", "a/"]
 NAMES += ["a\0b"]
@@ -32,7 +32,7 @@ _ARRAY = _GROUP | {
 def unchecked() -> Iterator[None]:
     """A block in which nodes may have any path and keys are not checked, as somebody else's."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (nodes, workspace):
+        for module in (manifest, workspace):
             patch.setattr(module, "check_inside", lambda key: key, raising=False)
         for module in (overlay, workspace):
             patch.setattr(module, "check_key", lambda key: None)

@@ -12,13 +12,11 @@ from contextlib import contextmanager
 import pytest
 
 from zarr_manifests import Repository
-from zarr_manifests.engine.compact import compaction, write_leaves
-from zarr_manifests.engine.root.roots import Roots
+from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.upkeep import compaction, write_leaves
 from zarr_manifests.format import manifest
 from zarr_manifests.format.root import Root
-from zarr_manifests.planning.layout import leaves, pages
-from zarr_manifests.planning.tables import merge
-from zarr_manifests.planning.upkeep import read_list
+from zarr_manifests.planning import garbage, leaves, merge, packing
 from zarr_manifests.repository import context_of as context_of
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, local
@@ -48,8 +46,8 @@ def close_files() -> int:
 def short_pages(page: int = 2, fan_out: int = 2) -> Iterator[None]:
     """Commits move entries of history to pages early, so that few commits make many pages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read_list, "PAGE", page)
-        patch.setattr(read_list, "FAN_OUT", fan_out)
+        patch.setattr(garbage, "PAGE", page)
+        patch.setattr(garbage, "FAN_OUT", fan_out)
         yield
 
 
@@ -57,7 +55,7 @@ def short_pages(page: int = 2, fan_out: int = 2) -> Iterator[None]:
 def small_node_pages() -> Iterator[None]:
     """Compactions put two nodes into each page of a base, so that few nodes make many pages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "LIMITS", pages.PageLimits(inline=0, nodes=2, leaves=2))
+        patch.setattr(packing, "LIMITS", packing.PageLimits(inline=0, nodes=2, leaves=2))
         yield
 
 

@@ -12,12 +12,12 @@ import zarr_manifests as zm
 from in_order import in_order
 from inside import context_of
 from zarr_manifests import Repository, Session
-from zarr_manifests.engine.edit.chunk_statistics import record_zones
-from zarr_manifests.engine.snapshot.zones import zones_of
+from zarr_manifests.engine.chunk_statistics import record_zones
+from zarr_manifests.engine.zones import zones_of
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords
-from zarr_manifests.planning.zones.meaning import Meaning, valid
-from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning.meaning import Meaning, valid
+from zarr_manifests.planning.measure import measure
 from zarr_manifests.selecting import meta_of
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from zarr.core.indexing import SelectorTuple
 
     from zarr_manifests.decoding import BulkDecoder
-    from zarr_manifests.engine.edit.workspace import Workspace
-    from zarr_manifests.format.nodes import Node
+    from zarr_manifests.engine.workspace import Workspace
+    from zarr_manifests.format.manifest import Node
 
 __all__ = ["use_bulk"]
 

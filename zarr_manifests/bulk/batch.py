@@ -38,16 +38,16 @@ from zarr.storage import StorePath
 from zarr.storage._utils import normalize_path
 
 from zarr_manifests.decoding import BulkDecoder, Chunks, InDoubtError, gather, lying, place
-from zarr_manifests.engine.edit.bulk_chunks import (
+from zarr_manifests.engine.bulk_chunks import (
     ArrayKeys,
     ChunkFetch,
     Request,
     array_keys,
     chunks_at_keys,
 )
-from zarr_manifests.engine.edit.overlay import SessionView
-from zarr_manifests.engine.edit.workspace import INTERRUPTED, Workspace
-from zarr_manifests.engine.objects.chunks import SPARE
+from zarr_manifests.engine.chunks import SPARE
+from zarr_manifests.engine.overlay import SessionView
+from zarr_manifests.engine.workspace import INTERRUPTED, Workspace
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from rich.text import Text
 
 from zarr_manifests.cli.verbs import Repo, Told, TrustingRepo, styled, verb
-from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError
+from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError, plain_text
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table
 from zarr_manifests.report import plain
-from zarr_manifests.texts import count_text, plain_text, time_text
+from zarr_manifests.texts import count_text, time_text
 from zarr_manifests.versions import RefName, moment_ms, refs_by_snapshot, short_ids
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from zarr_manifests.cli.verbs import (
     storage_options,
     verb,
 )
-from zarr_manifests.errors import ManifestsError
+from zarr_manifests.errors import ManifestsError, plain_text
 from zarr_manifests.ondemand import need
 from zarr_manifests.rendering import fact_table
-from zarr_manifests.texts import count_text, plain_text
+from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:
     from zarr_manifests.storage import Storage

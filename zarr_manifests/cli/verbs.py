@@ -21,11 +21,16 @@ from msgspec import Struct
 from rich.text import Text
 
 import zarr_manifests as zm
-from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError, WhereError
+from zarr_manifests.errors import (
+    ConflictError,
+    InvalidArgumentError,
+    ManifestsError,
+    WhereError,
+    plain_text,
+)
 from zarr_manifests.progress import show_progress
 from zarr_manifests.rendering import PlainConsole
 from zarr_manifests.report import json_line
-from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
     from zarr_manifests.repository import Repository

@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from zarr_manifests.errors import ConfigError
-from zarr_manifests.texts import plain_text, shown, spelled
+from zarr_manifests.errors import ConfigError, plain_text
+from zarr_manifests.texts import shown, spelled
 
 MAX_TEXT_BYTES: Final = 1 << 20
 _MAX_DEPTH: Final = 24

@@ -16,11 +16,11 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final
 
-from zarr_manifests.engine.edit.bulk_chunks import stream_table
-from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
+from zarr_manifests.engine.bulk_chunks import stream_table
+from zarr_manifests.engine.overlay import OPAQUE, SessionView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import (
     DOCUMENTS,

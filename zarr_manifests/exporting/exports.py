@@ -35,10 +35,10 @@ from zarr.core.common import concurrent_foreach
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, ObjectStore
 
-from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
-from zarr_manifests.engine.history.refs import Refs
-from zarr_manifests.engine.snapshot.context import Context
-from zarr_manifests.engine.snapshot.totals import totals_of
+from zarr_manifests.engine.overlay import OPAQUE, SessionView
+from zarr_manifests.engine.refs import Refs
+from zarr_manifests.engine.totals import totals_of
+from zarr_manifests.engine.view import Context
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -52,7 +52,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.exporting import Batch, SnapshotSource
 from zarr_manifests.format import chunk_table
 from zarr_manifests.format.chunk_table import ChunkTable, VirtualSource
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, ChunkKeys, absolute, directory, join
 from zarr_manifests.progress import expect

@@ -59,6 +59,10 @@ from zarr_manifests.keys import is_inside
 type Column = npt.NDArray[np.int64]
 
 MAX_ROWS: Final = 1 << 24
+LEAF_ROWS: Final = 16_384
+"""Most rows of a leaf, which is read whole; an array with more is split by box."""
+TABLE_ROWS: Final = 1_000_000
+"""Most rows of a chunk table in a delta."""
 type RowCount = Annotated[int, Meta(ge=0, le=MAX_ROWS)]
 _CONSTANT, _DIFFERENCES, _PLAIN = 0, 1, 2
 _BLOSC_HEADER_BYTES: Final = 16

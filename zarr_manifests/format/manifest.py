@@ -5,12 +5,52 @@ need before they fetch any. Tables lie in blocks, small ones together. A manifes
 is stored so that each block is compressed by itself, and its `ManifestRef` says where: a reader
 fetches and verifies a block without the rest. Invariant: a table is decoded on demand, so a lookup
 in one node never pays for the other nodes in the manifest.
+
+Nodes of the hierarchy, and the base of a snapshot
+--------------------------------------------------
+
+A node is a group, an array or an opaque entry: a key that is neither metadata nor chunk, and
+behaves like an array of one chunk. A node keeps its random id until it is deleted. The *base* is
+the node table and the directory of leaf manifests. Compactions and rewrites replace it; commits
+leave it alone. It carries copies of small manifests with coordinates, so that reading a dataset's
+coordinates takes no further request.
+
+A large base is split into *pages*, which are bases of their own: each holds the nodes in a range of
+paths, with their leaves and counts. The order of nodes is by parent path, then by name, so that the
+members of a group are neighbours. The many leaves of a large array are in pages of their own.
+Invariants: pages never change, their ranges do not overlap, and a node outside all ranges does not
+exist; a page that is missing or differs from its pointer is an error.
+
+A base *counts* the chunks of each node. A delta or run in a read list counts by how much it changes
+them, or the new total if it replaces everything. Their sum is the number of an array's chunks,
+without reading a manifest. A commit does not look up what it overwrites, so a count may be an upper
+bound; its flags say so. Invariant: counts of all nodes are known, or of none.
+
+Deltas: what one commit changed; and digests of several
+-------------------------------------------------------
+
+A delta is the transaction log of its commit. Until a compaction merges it into the base, readers
+also lay it over the base: node records set and deleted, truncations, and chunk tables of refs set
+and unset. Small tables are embedded; others are in manifests.
+
+A *run* replaces several neighbours in a read list. It is an object of the same form, whose `commit`
+is the one that wrote it.
+
+A *digest* is several live deltas in one object, for readers that open a snapshot. It covers
+consecutive deltas of a snapshot, and holds the node records after them, all their truncations, and
+the chunk tables of coordinates, merged into one for each node in `covered`.
+
+Invariants: a delta has at most one row for a coordinate; its truncations apply to everything older
+than the delta, and not to its own rows. A digest only repeats its deltas, so it saves requests and
+can always be ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, Final
 
 import msgpack
@@ -25,7 +65,9 @@ from zarr_manifests.format.records import (
     STORED,
     BlobRef,
     BlockRef,
+    CommitId,
     ListRecord,
+    MetadataObject,
     NodeId,
     Number,
     ObjectKind,
@@ -45,8 +87,16 @@ from zarr_manifests.format.records import (
     refusing,
     unpack,
 )
-from zarr_manifests.grid import Box
-from zarr_manifests.ids import NODE_ID_BYTES, crc32c
+from zarr_manifests.grid import Box, Coords
+from zarr_manifests.ids import COMMIT_ID_BYTES, NODE_ID_BYTES, crc32c
+from zarr_manifests.keys import (
+    ArrayMeta,
+    GroupMeta,
+    check_inside,
+    join,
+    node_documents,
+    parse_documents,
+)
 
 _WHOLE_BYTES: Final = 256 * 1024
 """A manifest of at most about this size is one block: one request reads it."""
@@ -360,3 +410,417 @@ def _check_size(rows: int, columns: Mapping[str, Any], nbytes: int) -> None:
         raise CorruptObjectError(
             f"a chunk table of {nbytes} bytes cannot hold {rows * varying} values"
         )
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+# --- counts ------------------------------------------------------------------------------------
+
+_MOST: Final = 2**62
+_FLAGS: Final = range(8)
+
+
+class Counted:
+    """Flags of a count; plain integers, since every commit tests many and enums are slow."""
+
+    EXACT: Final = 0
+    CHUNKS_AT_MOST: Final = 1
+    BYTES_AT_MOST: Final = 2
+    WHOLE: Final = 4
+    """The count is a total, not a change: older counts of the node no longer apply."""
+
+
+class Count(ListRecord, frozen=True):
+    """Chunks and bytes of one node: a total, or a change, which may be negative.
+
+    `counted` is a sum of the flags in `Counted`.
+    """
+
+    node_id: bytes
+    chunks: int
+    nbytes: int
+    counted: int = Counted.EXACT
+
+
+def check_counts(counts: Sequence[Count], *, least: int = -_MOST) -> None:
+    """Raise for invalid counts, including those below `least`.
+
+    Raises
+    ------
+    CorruptObjectError
+        If a node occurs twice, or a number is out of range.
+    """
+    seen = set()
+    for count in counts:
+        seen.add(count.node_id)
+        within = least <= count.chunks <= _MOST and least <= count.nbytes <= _MOST
+        if not within or count.counted not in _FLAGS or len(count.node_id) != NODE_ID_BYTES:
+            raise CorruptObjectError("counts: an invalid id, number or flag")
+    if len(seen) != len(counts):
+        raise CorruptObjectError("counts: a node occurs twice")
+
+
+# --- nodes -------------------------------------------------------------------------------------
+
+type PathOrder = tuple[bool, str, str]
+"""Sort key of nodes in pages: opaque entries last; then the parent path and the name."""
+
+
+def path_order(path: str) -> PathOrder:
+    """The sort key of the node at that path.
+
+    Examples
+    --------
+    >>> from zarr_manifests.format.manifest import path_order
+    >>> sorted(["a0", "a/x", "/k", "a-b", "a", ""], key=path_order)
+    ['', 'a', 'a-b', 'a0', 'a/x', '/k']
+    """
+    parent, _, name = path.rpartition("/")
+    return path.startswith("/"), parent, name
+
+
+class NodeKind(IntEnum):
+    """Kind of a node."""
+
+    GROUP = 0
+    ARRAY = 1
+    OPAQUE = 2
+
+
+class Node(ListRecord, frozen=True, dict=True):
+    """A node of the hierarchy.
+
+    Parameters
+    ----------
+    path : str
+        Path without a leading slash; empty for the root. For an opaque entry, a slash and the
+        whole key.
+    node_id : bytes
+        12 random bytes.
+    kind : NodeKind
+        Group, array or opaque entry.
+    documents : mapping of str to bytes
+        Metadata documents by file name, unchanged: `zarr.json`, or `.zarray` or `.zgroup` and
+        optionally `.zattrs`. Empty for opaque entries.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the path is not valid Unicode text, or could lead out of a folder.
+    CorruptObjectError
+        If the id has the wrong length, or the documents do not describe a node of that kind.
+    """
+
+    path: str
+    node_id: bytes
+    kind: NodeKind
+    documents: Mapping[str, bytes]
+
+    def __post_init__(self) -> None:
+        check_texts("a key", self.path)
+        if self.path:
+            check_inside(self.path.removeprefix("/"))  # an opaque entry's begins with one
+        meta = self.meta
+        # Most nodes have one document; checking that one is enough.
+        sound = len(self.node_id) == NODE_ID_BYTES and (
+            (meta is not None and len(self.documents) == 1)
+            or node_documents(self.documents).keys() == self.documents.keys()
+        )
+        sound = sound and (
+            (self.kind is NodeKind.GROUP and isinstance(meta, GroupMeta))
+            or (self.kind is NodeKind.ARRAY and isinstance(meta, ArrayMeta))
+            or (self.kind is NodeKind.OPAQUE and not self.documents)
+        )
+        sound = sound and self.path.startswith("/") == (self.kind is NodeKind.OPAQUE)
+        if not sound:
+            raise CorruptObjectError(f"/{self.path}: not a node of kind {self.kind.name}")
+
+    @cached_property
+    def meta(self) -> ArrayMeta | GroupMeta | None:
+        """The parsed documents; None for an opaque entry."""
+        return parse_documents(self.documents)
+
+    @cached_property
+    def array(self) -> ArrayMeta | None:
+        """The parsed documents of an array; None for other nodes."""
+        return self.meta if isinstance(self.meta, ArrayMeta) else None
+
+    @property
+    def document_keys(self) -> list[str]:
+        """The keys of its documents."""
+        return [join(self.path, name) for name in self.documents]
+
+
+class NodePage(ListRecord, frozen=True):
+    """Pointer to a page of a base: the nodes in a range of paths, their leaves and counts.
+
+    Parameters
+    ----------
+    blob : BlobRef
+        The page, a base without pages.
+    first, last : str
+        Paths of its first and last node.
+    nodes, leaves : int
+        How many nodes and leaves it has.
+    orphans : bool
+        Whether the parent path of one of its nodes, other than the root's, has no node.
+    """
+
+    blob: BlobRef
+    first: str
+    last: str
+    nodes: int
+    leaves: int
+    orphans: bool = False
+
+    @classmethod
+    def to(cls, blob: BlobRef, page: Base, *, orphans: bool) -> NodePage:
+        """The pointer to that page, which has at least one node."""
+        first, last = page.nodes[0].path, page.nodes[-1].path
+        return cls(blob, first, last, len(page.nodes), page.leaf_count, orphans)
+
+    def check(self, page: Base, sequence: int) -> None:
+        """Raise unless the page is as this pointer says; `sequence` is that of the base.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it has another range or number of nodes or leaves, if its nodes are out of order, if
+            it has pages itself, or if it is newer than the base.
+        """
+        orders = [path_order(node.path) for node in page.nodes]
+        sound = (
+            bool(orders)
+            and not page.pages
+            and not page.leaf_pages
+            and (page.nodes[0].path, page.nodes[-1].path) == (self.first, self.last)
+            and (len(page.nodes), page.leaf_count) == (self.nodes, self.leaves)
+            and all(one < other for one, other in pairwise(orders))
+            and page.sequence <= sequence
+        )
+        if not sound:
+            raise CorruptObjectError(f"{self.blob.key} is not the page of nodes its base expects")
+
+
+class LeafPage(ListRecord, frozen=True):
+    """Pointer to a page of a base: some of the leaves of one large array.
+
+    Parameters
+    ----------
+    blob : BlobRef
+        The page, a base without nodes and pages.
+    node_id : bytes
+        The array.
+    leaves : int
+        How many leaves it has.
+    box : Box
+        The smallest box around them.
+    merged : tuple of int
+        The oldest and the newest sequence that one of them is merged to.
+    """
+
+    blob: BlobRef
+    node_id: bytes
+    leaves: int
+    box: Box
+    merged: tuple[int, int]
+
+    @classmethod
+    def to(cls, blob: BlobRef, page: Base) -> LeafPage:
+        """The pointer to that page, which has at least one leaf."""
+        leaves = [leaf for ref in page.manifests for leaf in ref.leaves()]
+        merged = [to for _, to in leaves]
+        box = Box.around(part.box for part, _ in leaves)
+        return cls(blob, leaves[0][0].node_id, len(leaves), box, (min(merged), max(merged)))
+
+    def check(self, page: Base, sequence: int) -> None:
+        """Raise unless the page is as this pointer says; `sequence` is that of the base.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it has other leaves, or anything besides leaves, or is newer than the base.
+        """
+        nodes = {part.node_id for ref in page.manifests for part in ref.parts}
+        sound = (
+            nodes == {self.node_id}
+            and not (page.nodes or page.pages or page.leaf_pages or page.counts)
+            and page.sequence <= sequence
+            and LeafPage.to(self.blob, page) == self
+        )
+        if not sound:
+            raise CorruptObjectError(f"{self.blob.key} is not the page of leaves its base expects")
+
+
+class Base(MetadataObject, frozen=True):
+    """Node table and directory of leaves, or a page of them.
+
+    Parameters
+    ----------
+    nodes : tuple of Node
+        All nodes as of `sequence`, except those in pages.
+    manifests : tuple of ManifestRef
+        The leaves, each with the sequence it is merged to, except those in pages.
+    sequence : int
+        Sequence of the newest change in `nodes`; of a page, when it was written.
+    counts : tuple of Count
+        Chunks of each node as of `sequence`, except those in pages.
+    pages : tuple of NodePage
+        The pages with all nodes and their leaves, in their order; empty if they are in here.
+    leaf_pages : tuple of LeafPage
+        The pages with leaves of large arrays.
+
+    Raises
+    ------
+    CorruptObjectError
+        If a leaf is merged to a later sequence than the base, a path occurs twice, or the ranges of
+        pages are out of order or overlap.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    manifests: tuple[ManifestRef, ...] = ()
+    sequence: int = 0
+    counts: tuple[Count, ...] = ()
+    pages: tuple[NodePage, ...] = ()
+    leaf_pages: tuple[LeafPage, ...] = ()
+
+    _KIND = ObjectKind.BASE
+
+    def __post_init__(self) -> None:
+        merged = [to for ref in self.manifests for to in ref.merged]
+        merged += [page.merged[1] for page in self.leaf_pages]
+        if any(to > self.sequence for to in merged):
+            raise CorruptObjectError("base: a leaf is merged to a later sequence than the base")
+        if len({node.path for node in self.nodes}) != len(self.nodes):
+            raise CorruptObjectError("base.nodes: a path occurs twice")
+        check_numbers("base.sequence", self.sequence)
+        check_counts(self.counts, least=0)
+        if self.pages or self.leaf_pages:
+            self._check_pages()
+
+    def _check_pages(self) -> None:
+        if self.pages and (self.nodes or self.manifests or self.counts):
+            raise CorruptObjectError("base: nodes or leaves both inline and in pages")
+        ends = [path_order(path) for page in self.pages for path in (page.first, page.last)]
+        if any(
+            one > other if at % 2 == 0 else one >= other
+            for at, (one, other) in enumerate(pairwise(ends))
+        ):
+            raise CorruptObjectError("base.pages: ranges out of order")
+        for page in self.pages:
+            check_texts("base.pages", page.first, page.last)
+            check_numbers("base.pages", page.nodes - 1, page.leaves)
+        for leaves in self.leaf_pages:
+            check_numbers("base.leaf_pages", leaves.leaves - 1, *leaves.merged)
+            if len(leaves.node_id) != NODE_ID_BYTES or leaves.merged[0] > leaves.merged[1]:
+                raise CorruptObjectError("base.leaf_pages: an invalid node id or sequence")
+        links: Iterable[NodePage | LeafPage] = (*self.pages, *self.leaf_pages)
+        if len({link.blob.key for link in links}) != len(self.pages) + len(self.leaf_pages):
+            raise CorruptObjectError("base: a page is listed twice")
+
+    @property
+    def leaf_count(self) -> int:
+        """How many leaves it has itself."""
+        return sum(len(ref.parts) for ref in self.manifests)
+
+
+# --- deltas -------------------------------------------------------------------------------------
+
+
+class Delta(MetadataObject, frozen=True, rename={"commit_id": "commit", "embedded": "tables"}):
+    """What one commit changed.
+
+    Parameters
+    ----------
+    commit_id : bytes
+        16 random bytes, the same for all attempts of a commit.
+    nodes : tuple of Node
+        Nodes created or changed, in their new state.
+    deleted : mapping of str to bytes
+        Deleted nodes: id by path.
+    truncated : mapping of bytes to tuple of int
+        Grid shape by node id: older chunks at or beyond it on any axis are gone.
+    embedded : Manifest
+        Small chunk tables.
+    manifests : tuple of ManifestRef
+        Manifests with the other chunk tables.
+
+    Raises
+    ------
+    CorruptObjectError
+        If an id has the wrong length.
+    """
+
+    commit_id: CommitId
+    nodes: tuple[Node, ...] = ()
+    deleted: Mapping[str, NodeId] = {}
+    truncated: Mapping[NodeId, Coords] = {}
+    embedded: Manifest = NO_TABLES
+    manifests: tuple[ManifestRef, ...] = ()
+
+    _KIND = ObjectKind.DELTA
+
+    def __post_init__(self) -> None:
+        ids = [*self.deleted.values(), *self.truncated]
+        if len(self.commit_id) != COMMIT_ID_BYTES or any(len(i) != NODE_ID_BYTES for i in ids):
+            raise CorruptObjectError("delta: an id has the wrong length")
+        for shape in self.truncated.values():
+            check_numbers("delta.truncated", *shape)
+        check_texts("delta.deleted", *self.deleted)
+
+    @property
+    def changes_nodes(self) -> bool:
+        """Whether it creates, changes, deletes or truncates nodes."""
+        return bool(self.nodes or self.deleted or self.truncated)
+
+
+class Digest(MetadataObject, frozen=True):
+    """Consecutive deltas, merged.
+
+    Parameters
+    ----------
+    nodes : tuple of Node
+        Nodes created or changed, in their state after the last delta.
+    deleted : mapping of str to bytes
+        Deleted nodes: id by path. Applied before `nodes`.
+    truncated : tuple of mapping
+        Truncations of each delta: grid shape by node id.
+    covered : mapping of bytes to tuple of int or None
+        Nodes whose chunk refs are all in `tables`, and the shape at which older chunks are
+        truncated; None for no truncation.
+    tables : Manifest
+        At most one chunk table for each covered node.
+    of : tuple of int
+        Checksum of each delta, as in the pointers to them.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the fields contradict each other, or an id has the wrong length.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    deleted: Mapping[str, NodeId] = {}
+    truncated: tuple[Mapping[NodeId, Coords], ...] = ()
+    covered: Mapping[NodeId, Coords | None] = {}
+    tables: Manifest = NO_TABLES
+    of: tuple[Number, ...] = ()
+
+    _KIND = ObjectKind.DIGEST
+
+    def __post_init__(self) -> None:
+        ids = [*self.deleted.values(), *self.covered]
+        ids += [node_id for cuts in self.truncated for node_id in cuts]
+        held = [part.node_id for part in self.tables.directory()]
+        if any(len(node_id) != NODE_ID_BYTES for node_id in ids):
+            raise CorruptObjectError("digest: an id has the wrong length")
+        if len(set(held)) != len(held) or not set(held) <= self.covered.keys():
+            raise CorruptObjectError("digest: tables and covered nodes contradict each other")
+        if len(self.of) != len(self.truncated):
+            raise CorruptObjectError("digest: `of` and `truncated` have different lengths")
+        shapes = [shape for cuts in self.truncated for shape in cuts.values()]
+        shapes += [shape for shape in self.covered.values() if shape is not None]
+        for shape in shapes:
+            check_numbers("digest: a shape", *shape)
+        check_numbers("digest.of", *self.of)
+        check_texts("digest.deleted", *self.deleted)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from zarr_manifests.errors import plain_text
 from zarr_manifests.ids import is_snapshot_id
-from zarr_manifests.texts import plain_text
 from zarr_manifests.versions import RefName, short_ids
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ All are immutable and hold no connection to the repository.
 
 from __future__ import annotations
 
-from zarr_manifests.planning.tables.sums import Amount
-from zarr_manifests.planning.upkeep.changes import ArrayShape, CellChanges, Change, Operation
+from zarr_manifests.planning.changes import ArrayShape, CellChanges, Change, Operation
+from zarr_manifests.planning.live_deltas import Amount
 from zarr_manifests.report import Problem
 from zarr_manifests.reports.array_reports import (
     ArrayPlace,

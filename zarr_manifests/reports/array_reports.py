@@ -13,8 +13,8 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
 from zarr_manifests.picturing import Folding, as_svg
-from zarr_manifests.planning.layout.packing import Overflow
-from zarr_manifests.planning.tables.sums import Amount
+from zarr_manifests.planning.live_deltas import Amount
+from zarr_manifests.planning.packing import Overflow
 from zarr_manifests.report import Problem, Report
 from zarr_manifests.texts import bytes_text, count_text
 

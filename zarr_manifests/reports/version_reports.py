@@ -13,10 +13,10 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from zarr_manifests.errors import Conflict, ManifestsError
-from zarr_manifests.format.history_pages import HistoryEntries, numbers_at
 from zarr_manifests.format.root import LogEntry
+from zarr_manifests.format.snapshot import HistoryEntries, numbers_at
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
-from zarr_manifests.planning.conflict.components import Fields
+from zarr_manifests.planning.components import Fields
 from zarr_manifests.report import Report, plain
 from zarr_manifests.texts import count_text, time_text, totals_text, written_text
 

@@ -36,11 +36,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from zarr_manifests.errors import InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import InvalidArgumentError, ManifestsError, plain_text
 from zarr_manifests.repository import Repository
 from zarr_manifests.serving.answers import Served, SliceAnswers, ZarrAnswers, failed
 from zarr_manifests.serving.web_pages import Pages
-from zarr_manifests.texts import plain_text
 
 __all__ = ["create_app"]
 

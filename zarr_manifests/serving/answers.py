@@ -42,7 +42,7 @@ from xarray.conventions import decode_cf_variable
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.bounded import index_bytes, unbounded
 from zarr_manifests.decoding import decoded_by, readable
-from zarr_manifests.engine.edit.overlay import OPAQUE, SessionView
+from zarr_manifests.engine.overlay import OPAQUE, SessionView
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
@@ -51,10 +51,11 @@ from zarr_manifests.errors import (
     NotFoundError,
     SnapshotExpiredError,
     StorageError,
+    plain_text,
 )
 from zarr_manifests.exporting import V2_CONSOLIDATED, consolidated
 from zarr_manifests.format.chunk_table import ChunkRef, InlineRef, NativeRef
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.keys import (
     DOCUMENTS,
@@ -71,7 +72,6 @@ from zarr_manifests.runtime import ForkSafeLock, quiet
 from zarr_manifests.selecting import chosen_axes
 from zarr_manifests.session import Session, estimate_of
 from zarr_manifests.store import contents_of
-from zarr_manifests.texts import plain_text
 
 PIECE_BYTES: Final = 8 * 1024**2
 """A larger value is read in pieces of this size."""

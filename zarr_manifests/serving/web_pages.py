@@ -27,9 +27,9 @@ from xarray.backends.zarr import FillValueCoder
 
 from zarr_manifests.decoding import packing_of
 from zarr_manifests.display import attributes_of, fields_of, hierarchy
-from zarr_manifests.engine.edit.chunk_statistics import chunk_map, chunk_statistics
-from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError
-from zarr_manifests.format.nodes import Node
+from zarr_manifests.engine.chunk_statistics import chunk_map, chunk_statistics
+from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError, plain_text
+from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
 from zarr_manifests.picturing import ChunkMap, Folding, as_drawing, as_table
@@ -39,7 +39,7 @@ from zarr_manifests.reports.version_reports import moved_tops
 from zarr_manifests.repository import graph_of
 from zarr_manifests.serving.answers import OpenSnapshot, Served, coordinate, status_of
 from zarr_manifests.session import estimate_of
-from zarr_manifests.texts import bytes_text, count_text, plain_text, time_text, written_text
+from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
 
 _AT_ONCE: Final = 4

@@ -56,7 +56,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr_manifests import repositories
 from zarr_manifests.config import duration_of
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
-from zarr_manifests.planning.conflict.admission import Txn
+from zarr_manifests.planning.conflict import Txn
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells

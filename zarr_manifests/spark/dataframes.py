@@ -47,10 +47,10 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import join, split
-from zarr_manifests.planning.conflict.admission import Txn, txn_of
+from zarr_manifests.planning.conflict import Txn, txn_of
 from zarr_manifests.planning.scan import Bins, common_unit, default_chunks
-from zarr_manifests.planning.zones.skipping import matching_runs
-from zarr_manifests.planning.zones.where import parse_where, zone_of
+from zarr_manifests.planning.skipping import matching_runs
+from zarr_manifests.planning.where import parse_where, zone_of
 from zarr_manifests.repositories import Location, let_others_open, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of

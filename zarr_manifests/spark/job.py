@@ -58,14 +58,14 @@ from zarr_manifests.errors import (
     ManifestsError,
     StorageError,
     UnsupportedStorageError,
+    plain_text,
 )
 from zarr_manifests.grid import Box, IndexArray, corners, grid_shape
 from zarr_manifests.planning.scan import Scan
-from zarr_manifests.planning.zones.where import Where
+from zarr_manifests.planning.where import Where
 from zarr_manifests.runtime import quiet
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
-from zarr_manifests.texts import plain_text
 from zarr_manifests.virtual.containers import VirtualContainer
 
 if TYPE_CHECKING:

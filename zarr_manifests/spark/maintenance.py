@@ -32,7 +32,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box
 from zarr_manifests.keys import ArrayMeta, absolute
-from zarr_manifests.planning.layout.leaves import batches
+from zarr_manifests.planning.leaves import batches
 from zarr_manifests.reports import (
     Amount,
     CollectionReport,

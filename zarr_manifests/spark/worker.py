@@ -33,8 +33,8 @@ from zarr_manifests import repositories
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
-from zarr_manifests.planning.zones.skipping import comparable, matching_cells
-from zarr_manifests.planning.zones.where import zone_of
+from zarr_manifests.planning.skipping import comparable, matching_cells
+from zarr_manifests.planning.where import zone_of
 from zarr_manifests.session import Session
 from zarr_manifests.spark.job import Containers, Job, plain_arrow, to_arrow
 from zarr_manifests.spark.source import Source, place_in

@@ -37,12 +37,12 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     UnsupportedStorageError,
     VirtualContainerError,
+    plain_text,
 )
 from zarr_manifests.format.chunk_table import Column, VirtualSource, check_container_name
 from zarr_manifests.keys import is_inside, join
 from zarr_manifests.storage.protocol import check_key
 from zarr_manifests.storage.url import environment_mark, from_url, refuse_slipped
-from zarr_manifests.texts import plain_text
 
 if TYPE_CHECKING:
     from zarr_manifests.config import SavedContainer

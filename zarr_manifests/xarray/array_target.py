@@ -31,14 +31,14 @@ from xarray.backends.common import ArrayWriter
 
 from zarr_manifests.bulk import use_bulk, write_here
 from zarr_manifests.bulk.batch import watched
-from zarr_manifests.engine.edit.change_set import ChangeSet, ForkState
-from zarr_manifests.engine.edit.chunk_statistics import cell_weights, record_zones
-from zarr_manifests.engine.edit.forks import freeze, merge_forks, revive
+from zarr_manifests.engine.change_set import ChangeSet, ForkState
+from zarr_manifests.engine.chunk_statistics import cell_weights, record_zones
+from zarr_manifests.engine.forks import freeze, merge_forks, revive
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import (
+from zarr_manifests.planning.meaning import Meaning
+from zarr_manifests.planning.measure import (
     LARGE_BYTES,
     PIECE_BYTES,
     CellWeights,

@@ -24,7 +24,7 @@ from xarray.backends.zarr import ZarrArrayWrapper
 from zarr_manifests.bulk import open_here, use_bulk
 from zarr_manifests.decoding import decoded_by
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, NotFoundError
-from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.manifest import NodeKind
 from zarr_manifests.format.records import MAGIC
 from zarr_manifests.repositories import Location, repository_of
 from zarr_manifests.repository import Repository

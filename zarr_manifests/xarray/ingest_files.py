@@ -43,7 +43,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
-from zarr_manifests.planning.file_rows import (
+from zarr_manifests.planning.appends import (
     FileFacts,
     FileLayout,
     FileRows,

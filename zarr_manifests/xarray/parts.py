@@ -4,7 +4,7 @@
 `DataArray` is a dataset of one variable, under the names that `DataArray.to_zarr` gives it, so that
 `xarray.open_dataarray` returns the same array. A `DataTree` has a dataset for each node.
 
-An append with an index coordinate is planned by its labels (`planning.conflict.appends`), and cut
+An append with an index coordinate is planned by its labels (`planning.appends`), and cut
 into the rows that replace others, and those that go behind them.
 """
 
@@ -18,14 +18,14 @@ import xarray as xr
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.edit.change_set import ChangeSet, same_bytes
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.change_set import ChangeSet, same_bytes
+from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import StoredRef, Unset
-from zarr_manifests.format.nodes import Node
+from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import is_inside
-from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting
+from zarr_manifests.planning.appends import AppendPlan, OnExisting
 from zarr_manifests.texts import listed
 
 type Given = xr.Dataset | xr.DataArray | xr.DataTree

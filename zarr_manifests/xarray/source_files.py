@@ -29,7 +29,7 @@ from zarr_manifests import moving, repositories
 from zarr_manifests.decoding import meaning_of_bounds
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import join
-from zarr_manifests.planning.file_rows import FileFacts, FileLayout, VariableFacts
+from zarr_manifests.planning.appends import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.reports import Problem
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session

@@ -40,10 +40,9 @@ from zarr.storage import StorePath
 from zarr_manifests.bulk import document_of, keep_parsed, open_here, read_here
 from zarr_manifests.decoding import REAL_CALENDARS, decoded_by, meaning_of_bounds
 from zarr_manifests.display import attributes_of
-from zarr_manifests.engine.edit.overlay import SessionView, unrecorded
-from zarr_manifests.engine.edit.workspace import TipCheck
-from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.overlay import SessionView, unrecorded
+from zarr_manifests.engine.view import ReadContext, SnapshotView
+from zarr_manifests.engine.workspace import TipCheck
 from zarr_manifests.errors import (
     AlreadyExistsError,
     Conflict,
@@ -60,7 +59,7 @@ from zarr_manifests.keys import (
     join,
     split,
 )
-from zarr_manifests.planning.conflict.appends import AppendPlan, plan_append
+from zarr_manifests.planning.appends import AppendPlan, plan_append
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed

@@ -24,8 +24,8 @@ from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
 from zarr_manifests.display import attributes_of
-from zarr_manifests.engine.edit.overlay import node_path
-from zarr_manifests.engine.edit.workspace import Workspace
+from zarr_manifests.engine.overlay import node_path
+from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -36,7 +36,7 @@ from zarr_manifests.format.chunk_table import VirtualRef
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import V3_DOCUMENT, directory, join
-from zarr_manifests.planning.tables.merge import unset_at
+from zarr_manifests.planning.merge import unset_at
 from zarr_manifests.repositories import Location
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session

@@ -31,7 +31,7 @@ from zarr.core.group import ConsolidatedMetadata
 
 from zarr_manifests.config import Config
 from zarr_manifests.decoding import meaning_of_bounds
-from zarr_manifests.engine.commit.commit_changes import checked_message, checked_metadata
+from zarr_manifests.engine.commit_changes import checked_message, checked_metadata
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -41,9 +41,9 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
-from zarr_manifests.planning.conflict.admission import Txn, txn_of
-from zarr_manifests.planning.conflict.appends import AppendPlan, OnExisting
-from zarr_manifests.planning.zones.meaning import WEIGHTS
+from zarr_manifests.planning.appends import AppendPlan, OnExisting
+from zarr_manifests.planning.conflict import Txn, txn_of
+from zarr_manifests.planning.meaning import WEIGHTS
 from zarr_manifests.repositories import Location, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import quiet

@@ -30,7 +30,7 @@ from zarr_manifests.format.chunk_table import (
     encode_column,
 )
 from zarr_manifests.format.records import pack, record, unpack
-from zarr_manifests.planning.tables.merge import Layer, Overlay, fold, merge_layers
+from zarr_manifests.planning.merge import Layer, Overlay, fold, merge_layers
 
 SESSION = f"{1:012d}-" + "ab" * 12
 OTHER = f"{2:012d}-" + "cd" * 12

@@ -33,14 +33,14 @@ from zarr_manifests.format.chunk_table import (
     VirtualRef,
     VirtualSource,
 )
-from zarr_manifests.format.history_pages import CommitKind
-from zarr_manifests.format.manifest import Manifest, ManifestRef
-from zarr_manifests.format.nodes import (
+from zarr_manifests.format.manifest import (
     Base,
     Count,
     Delta,
     Digest,
     LeafPage,
+    Manifest,
+    ManifestRef,
     Node,
     NodeKind,
     NodePage,
@@ -56,10 +56,10 @@ from zarr_manifests.format.root import (
     PendingDeletion,
     Root,
 )
-from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, MarksPage, Snapshot
+from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, DigestEntry, MarksPage, Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.planning.tables.merge import Layer, fold, merge_layers
+from zarr_manifests.planning.merge import Layer, fold, merge_layers
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
 ARRAY = (

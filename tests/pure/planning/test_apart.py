@@ -10,7 +10,7 @@ from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.conflict.components import apart
+from zarr_manifests.planning.components import apart
 
 NODES = (bytes(12), bytes([1] * 12))
 LOG = BlobRef("deltas/000000000001-0123456789abcdef01234567/0", 10, 1)

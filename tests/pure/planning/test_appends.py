@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.conflict.appends import (
+from zarr_manifests.planning.appends import (
     AppendPlan,
     Run,
     plan_append,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from zarr_manifests.format.nodes import Node, NodeKind
-from zarr_manifests.planning.conflict.components import (
+from zarr_manifests.format.manifest import Node, NodeKind
+from zarr_manifests.planning.components import (
     DocumentChange,
     compare_documents,
     merge_documents,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.planning.file_rows import (
+from zarr_manifests.planning.appends import (
     FileFacts,
     FileLayout,
     FileRows,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from zarr_manifests.engine.edit.change_set import same_bytes
+from zarr_manifests.engine.change_set import same_bytes
 from zarr_manifests.format.chunk_table import (
     UNSET,
     ChunkTable,
@@ -24,8 +24,8 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.records import pack, record, unpack
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
-from zarr_manifests.planning.tables.live_deltas import Stack
-from zarr_manifests.planning.tables.merge import (
+from zarr_manifests.planning.live_deltas import Stack
+from zarr_manifests.planning.merge import (
     Layer,
     Overlay,
     agree,

@@ -10,16 +10,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from effort import examples
-from zarr_manifests.format.manifest import ManifestRef, Part
-from zarr_manifests.format.nodes import Base, Count, LeafPage, Node, NodeKind, NodePage
+from zarr_manifests.format.manifest import (
+    Base,
+    Count,
+    LeafPage,
+    ManifestRef,
+    Node,
+    NodeKind,
+    NodePage,
+    Part,
+)
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout.pages import (
-    PageLimits,
-    combined_refs,
-    orphans,
-    plan_pages,
-)
+from zarr_manifests.planning.leaves import combined_refs
+from zarr_manifests.planning.packing import PageLimits, orphans, plan_pages
 
 SESSION = "000000000001-000000000000000000000000"
 GROUP = {"zarr.json": b'{"zarr_format": 3, "node_type": "group"}'}

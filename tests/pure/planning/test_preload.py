@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from zarr_manifests.config.manifest_sets import Preload
-from zarr_manifests.engine.snapshot.read_ahead import plan_preload
+from zarr_manifests.engine.read_ahead import plan_preload
 from zarr_manifests.format.manifest import Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box

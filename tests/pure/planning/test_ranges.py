@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.planning.tables import regions
-from zarr_manifests.planning.tables.regions import coalesce
+from zarr_manifests.storage import protocol
+from zarr_manifests.storage.protocol import coalesce
 
 RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40)), max_size=40)
 
@@ -24,7 +24,7 @@ def test_any_ranges(
     spare: float | None,
 ) -> None:
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(regions, "_FREE_BYTES", free_bytes)
+        patches.setattr(protocol, "_FREE_BYTES", free_bytes)
         requests = coalesce(
             [start for start, _ in ranges],
             [length for _, length in ranges],

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from effort import examples
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef
-from zarr_manifests.format.nodes import Node, NodeKind
+from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.conflict.components import Changes, Reads
-from zarr_manifests.planning.conflict.decide import rebase
+from zarr_manifests.planning.components import Changes, Reads
+from zarr_manifests.planning.conflict import rebase
 
 A, B = b"a" * 12, b"b" * 12
 

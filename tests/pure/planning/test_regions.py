@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.grid import Box, grid_shape
-from zarr_manifests.planning.tables.regions import cells_box, chunk_box
+from zarr_manifests.planning.regions import cells_box, chunk_box
 
 GRID = Box((0, 0), (4, 9))
 _END = st.none() | st.integers(-25, 25)

@@ -15,8 +15,8 @@ from zarr_manifests.config import Config
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.planning.layout.leaves import ArrayFacts, BaseIndex, cut, layout_of
-from zarr_manifests.planning.layout.packing import (
+from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, cut, layout_of
+from zarr_manifests.planning.packing import (
     Overflow,
     PlannedManifest,
     close,

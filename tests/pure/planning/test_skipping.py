@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.zones.skipping import (
+from zarr_manifests.planning.skipping import (
     Ranges,
     Verdict,
     may_match,
     plan_chunks,
 )
-from zarr_manifests.planning.zones.where import Comparison, parse_where
+from zarr_manifests.planning.where import Comparison, parse_where
 from zoned import OPS
 
 EDGES = [0, -1, 1, 2**24 + 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 0.5, -0.5, 1e300]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError, WhereError
-from zarr_manifests.planning.zones.where import GRAMMAR, Comparison, Moment, Where, parse_where
+from zarr_manifests.planning.where import GRAMMAR, Comparison, Moment, Where, parse_where
 
 NUMBERS = st.one_of(
     st.integers(-(10**37) + 1, 10**37 - 1),

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.zones.skipping import matching_runs
-from zarr_manifests.planning.zones.where import parse_where
+from zarr_manifests.planning.skipping import matching_runs
+from zarr_manifests.planning.where import parse_where
 
 numbers = st.floats(-9, 9) | st.just(math.nan)
 

@@ -18,7 +18,7 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.zone_maps import MEANING_BYTES, Bounds, ZoneTable
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.zones.meaning import (
+from zarr_manifests.planning.meaning import (
     merged,
     taken,
     valid,

@@ -30,7 +30,7 @@ from simulated.model import (
 )
 from simulated.process import Process
 from simulated.world import BrokenPromiseError
-from zarr_manifests.engine.edit.chunk_statistics import record_zones
+from zarr_manifests.engine.chunk_statistics import record_zones
 from zarr_manifests.errors import (
     AlreadyExistsError,
     CommitOutcomeUnknownError,
@@ -41,8 +41,8 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning.meaning import Meaning
+from zarr_manifests.planning.measure import measure
 from zarr_manifests.session import Session
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 

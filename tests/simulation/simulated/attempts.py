@@ -9,7 +9,7 @@ from typing import Final
 from simulated.model import Change, Resize, SetChunk, State
 from zarr_manifests import Txn
 from zarr_manifests.errors import Conflict
-from zarr_manifests.planning.conflict.decide import Choice, Policy
+from zarr_manifests.planning.conflict import Choice, Policy
 
 LOG: Final = ("log/step", "log/entry")
 """Arrays that only appends change."""

@@ -25,9 +25,9 @@ from simulated.model import Change, SetChunk, State
 from simulated.process import Process
 from simulated.storage import received_by
 from simulated.world import BrokenPromiseError
-from zarr_manifests.engine.edit.change_set import ForkState
-from zarr_manifests.engine.edit.forks import revive
-from zarr_manifests.engine.objects.metadata import SessionKeys
+from zarr_manifests.engine.change_set import ForkState
+from zarr_manifests.engine.forks import revive
+from zarr_manifests.engine.metadata import SessionKeys
 from zarr_manifests.errors import (
     ConflictError,
     FencedError,

@@ -39,9 +39,9 @@ from simulated.model import (
 from simulated.storage import Shelf
 from simulated.world import BrokenPromiseError, World
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.compact.repack_chunks import REPACKED
-from zarr_manifests.engine.objects.metadata import Objects, SessionKeys
-from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.metadata import Objects, SessionKeys
+from zarr_manifests.engine.upkeep.repack_chunks import REPACKED
+from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,
     FencedError,
@@ -50,12 +50,10 @@ from zarr_manifests.errors import (
     TransactionGapError,
 )
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, native_keys
-from zarr_manifests.format.history_pages import HistoryPage, HistoryPageRef
-from zarr_manifests.format.manifest import Manifest
-from zarr_manifests.format.nodes import Base, Delta, NodeKind
+from zarr_manifests.format.manifest import Base, Delta, Manifest, NodeKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COMPACTOR, ROOT_KEY, Branch, Lease, Root
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.snapshot import HistoryPage, HistoryPageRef, Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages
 from zarr_manifests.ids import crc32c, session_of, session_start, snapshot_id_of, snapshot_key
 from zarr_manifests.runtime import Runtime

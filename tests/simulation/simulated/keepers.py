@@ -26,7 +26,7 @@ from simulated.attempts import RefChange
 from simulated.judge import Judge
 from simulated.process import Process
 from simulated.world import BrokenPromiseError
-from zarr_manifests.engine.compact.compaction import compact_alone
+from zarr_manifests.engine.upkeep.compaction import compact_alone
 from zarr_manifests.errors import (
     ConflictError,
     FencedError,

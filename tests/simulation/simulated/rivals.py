@@ -24,7 +24,7 @@ from simulated.attempts import LOG, STEP, Terms
 from simulated.model import Change, Resize, SetAttribute, SetChunk, State
 from simulated.process import Process
 from zarr_manifests.errors import ConflictError, ManifestsError
-from zarr_manifests.planning.conflict.decide import Choice
+from zarr_manifests.planning.conflict import Choice
 from zarr_manifests.session import Session, commits_of
 from zarr_manifests.store import workspace_of
 

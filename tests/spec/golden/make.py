@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from zarr.core.buffer import default_buffer_prototype
 
 import zarr_manifests as zm
-from zarr_manifests.engine.edit.chunk_statistics import record_zones
+from zarr_manifests.engine.chunk_statistics import record_zones
 from zarr_manifests.format.records import BlobRef, crc_of
 from zarr_manifests.format.root import (
     Lease,
@@ -42,9 +42,9 @@ from zarr_manifests.format.root import (
 )
 from zarr_manifests.format.snapshot import MarksPage
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.layout import pages as node_pages
-from zarr_manifests.planning.zones.meaning import Meaning
-from zarr_manifests.planning.zones.measure import measure
+from zarr_manifests.planning import packing as node_pages
+from zarr_manifests.planning.meaning import Meaning
+from zarr_manifests.planning.measure import measure
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import ManifestStore, workspace_of

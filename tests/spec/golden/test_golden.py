@@ -18,13 +18,13 @@ from zarr.core.buffer import default_buffer_prototype
 import zarr_manifests as zm
 from inside import context_of
 from specified import reader
-from zarr_manifests.engine.root.roots import Roots
-from zarr_manifests.engine.snapshot.zones import read_pages, zones_of
+from zarr_manifests.engine.roots import Roots
+from zarr_manifests.engine.zones import read_pages, zones_of
 from zarr_manifests.errors import VirtualContainerError, VirtualSourceChangedError
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef
-from zarr_manifests.format.nodes import NodeKind
+from zarr_manifests.format.manifest import NodeKind
 from zarr_manifests.format.zone_maps import NO_SUM
-from zarr_manifests.planning.zones.meaning import valid
+from zarr_manifests.planning.meaning import valid
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.store import ManifestStore, contents_of

@@ -41,18 +41,17 @@ from typing import Any, Final
 import numpy as np
 from msgspec.structs import replace
 
-from zarr_manifests.engine.history.ancestry import ages, has_expired
-from zarr_manifests.engine.history.leases import give_up, take
-from zarr_manifests.engine.history.left_behind import Link, follow, tables
-from zarr_manifests.engine.history.refs import DEFAULT_BRANCH
-from zarr_manifests.engine.objects.metadata import Objects, create_or_find, create_own
-from zarr_manifests.engine.root.create import check_outside, keep_reserve
-from zarr_manifests.engine.root.heartbeat import Held
-from zarr_manifests.engine.root.roots import Roots, is_missing
-from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.ancestry import Link, ages, follow, has_expired, tables
+from zarr_manifests.engine.create import check_outside, keep_reserve
+from zarr_manifests.engine.heartbeat import Held
+from zarr_manifests.engine.leases import give_up, take
+from zarr_manifests.engine.metadata import Objects, create_or_find, create_own
+from zarr_manifests.engine.refs import DEFAULT_BRANCH
+from zarr_manifests.engine.roots import Roots, is_missing
 from zarr_manifests.engine.upkeep.collect import KINDS
 from zarr_manifests.engine.upkeep.recover import operations
 from zarr_manifests.engine.upkeep.verify import ChunkRanges, Rows, end_of, problem_of
+from zarr_manifests.engine.view import Context, ReadContext
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -71,7 +70,7 @@ from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, LogEntry, 
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.planning.upkeep.garbage import parts
+from zarr_manifests.planning.garbage import parts
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.storage import Storage

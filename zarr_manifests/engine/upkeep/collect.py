@@ -49,24 +49,26 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.compact.compaction import compact
-from zarr_manifests.engine.compact.repack_chunks import repack_chunks
-from zarr_manifests.engine.history.ancestry import (
+from zarr_manifests.engine.ancestry import (
     FOLLOWING,
+    Link,
     ages,
     ancestors,
+    archived_versions,
     entries,
+    follow,
     has_expired,
     lease_name,
     live_snapshots,
+    tables,
 )
-from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
-from zarr_manifests.engine.objects.metadata import ObjectReader
-from zarr_manifests.engine.root.create import keep_reserve, with_reserve
-from zarr_manifests.engine.root.epochs import check_collector, claimed
-from zarr_manifests.engine.root.roots import RootAt, RootReader, opened
-from zarr_manifests.engine.snapshot.context import Context, ReadContext
-from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.create import keep_reserve, with_reserve
+from zarr_manifests.engine.epochs import check_collector, claimed
+from zarr_manifests.engine.metadata import ObjectReader
+from zarr_manifests.engine.roots import RootAt, RootReader, opened
+from zarr_manifests.engine.upkeep.compaction import compact
+from zarr_manifests.engine.upkeep.repack_chunks import repack_chunks
+from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,
     NotFoundError,
@@ -75,13 +77,12 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.chunk_table import RefKind, native_keys
-from zarr_manifests.format.history_pages import CommitKind
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COLLECTOR, Branch, PendingDeletion, Root, archive_key
-from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
-from zarr_manifests.planning.upkeep.garbage import (
+from zarr_manifests.planning.garbage import (
     Aged,
     Retention,
     choose_fence,

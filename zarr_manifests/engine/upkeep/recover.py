@@ -26,11 +26,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from zarr_manifests.engine.history.left_behind import archived_versions, logged
-from zarr_manifests.engine.root.epochs import restored_epoch
-from zarr_manifests.engine.root.roots import RootAt, Roots
-from zarr_manifests.engine.snapshot.context import Context, ReadContext
+from zarr_manifests.engine.ancestry import archived_versions, logged
+from zarr_manifests.engine.epochs import restored_epoch
+from zarr_manifests.engine.roots import RootAt, Roots
 from zarr_manifests.engine.upkeep.verify import closure_problems
+from zarr_manifests.engine.view import Context, ReadContext
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
@@ -47,7 +47,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.upkeep.garbage import unended_since
+from zarr_manifests.planning.garbage import unended_since
 from zarr_manifests.progress import counted
 from zarr_manifests.reports import LoggedOperation, RecoveryReport
 from zarr_manifests.runtime import Runtime

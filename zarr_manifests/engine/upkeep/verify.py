@@ -39,13 +39,11 @@ import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from zarr_manifests.engine.history.ancestry import live_snapshots
-from zarr_manifests.engine.history.differences import delta_of
-from zarr_manifests.engine.history.left_behind import Link, archived_versions, follow, tables
-from zarr_manifests.engine.snapshot.base_pages import BasePages
-from zarr_manifests.engine.snapshot.context import ReadContext
-from zarr_manifests.engine.snapshot.totals import amounts_of
-from zarr_manifests.engine.snapshot.view import SnapshotView
+from zarr_manifests.engine.ancestry import Link, archived_versions, follow, live_snapshots, tables
+from zarr_manifests.engine.base_pages import BasePages
+from zarr_manifests.engine.differences import delta_of
+from zarr_manifests.engine.totals import amounts_of
+from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,
     ManifestsError,
@@ -53,26 +51,24 @@ from zarr_manifests.errors import (
     StorageError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind, chunk_key
-from zarr_manifests.format.history_pages import (
+from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, NodeKind, Part
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_key, checked, pulled
+from zarr_manifests.format.snapshot import (
     HistoryEntries,
     HistoryEntry,
     HistoryPage,
+    Snapshot,
     SnapshotPointer,
 )
-from zarr_manifests.format.manifest import Manifest, Part
-from zarr_manifests.format.nodes import Base, Delta, Digest, NodeKind
-from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_key
-from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.layout.leaves import part_order
-from zarr_manifests.planning.layout.pages import checked, orphans, pulled
-from zarr_manifests.planning.tables.sums import Amount, alive_amounts, sums_of
-from zarr_manifests.planning.upkeep.garbage import first_archive_kept, parts
-from zarr_manifests.planning.upkeep.read_list import tells_about
+from zarr_manifests.planning.garbage import first_archive_kept, parts, tells_about
+from zarr_manifests.planning.leaves import part_order
+from zarr_manifests.planning.live_deltas import Amount, alive_amounts, sums_of
+from zarr_manifests.planning.packing import orphans
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run

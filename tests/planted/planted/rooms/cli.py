@@ -73,7 +73,7 @@ FAULTS = [
     ),
     Fault(
         "text-may-be-turned-around-and-invisible",
-        "texts.py",
+        "errors.py",
         'return char.isprintable() or unicodedata.category(char) == "Zs"',
         'return char.isprintable() or unicodedata.category(char) in ("Zs", "Cf")',
     ),

@@ -61,7 +61,7 @@ FAULTS = [
     ),
     Fault(
         "squares-of-deviations-cancel",
-        "planning/zones/measure.py",
+        "planning/measure.py",
         "    off = added.astype(np.float64) - means\n",
         "    off = added.astype(np.float64)\n",
     ),
@@ -97,7 +97,7 @@ FAULTS = [
     ),
     Fault(
         "bounds-of-pages-count-for-chunks-that-have-changed",
-        "planning/tables/live_deltas.py",
+        "planning/live_deltas.py",
         "return table is not None and table.box.overlaps(box) and bool(in_box(table, box).any())",
         "return False",
     ),
@@ -115,13 +115,13 @@ FAULTS = [
     ),
     Fault(
         "a-range-of-times-ends-with-the-first-instant-of-its-last-period",
-        "planning/zones/skipping.py",
+        "planning/skipping.py",
         "most = None if last is None else scalar(last, last=labels)",
         "most = None if last is None else scalar(last)",
     ),
     Fault(
         "nan-is-equal-to-every-number",
-        "planning/zones/skipping.py",
+        "planning/skipping.py",
         '_ABOVE_NAN: Final = (">", ">=", "!=")',
         '_ABOVE_NAN: Final = (">", ">=")',
     ),

@@ -91,7 +91,7 @@ FAULTS = [
     ),
     Fault(
         "damaged-chunk-repacked",
-        "engine/compact/repack_chunks.py",
+        "engine/upkeep/repack_chunks.py",
         "if len(chunk) != one.length or crc32c(chunk) != one.crc32c:",
         "if len(chunk) != one.length:",
     ),

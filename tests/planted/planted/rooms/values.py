@@ -58,7 +58,7 @@ FAULTS = [
     ),
     Fault(
         "direction-marks-are-shown",
-        "texts.py",
+        "errors.py",
         'unicodedata.category(char) == "Zs"',
         'unicodedata.category(char) in ("Zs", "Cf")',
     ),

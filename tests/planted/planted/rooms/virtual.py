@@ -85,25 +85,25 @@ FAULTS = [
     ),
     Fault(
         "an-import-goes-over-what-is-there",
-        "engine/edit/import_references.py",
+        "engine/import_references.py",
         "for other in workspace.contents.within(path):",
         "for other in ():",
     ),
     Fault(
         "references-that-no-array-reads-are-taken-in",
-        "engine/edit/import_references.py",
+        "engine/import_references.py",
         "if fetch is None:",
         "if False:",
     ),
     Fault(
         "references-are-appended-within-a-chunk",
-        "engine/edit/import_references.py",
+        "engine/import_references.py",
         "if length % chunk:",
         "if False:",
     ),
     Fault(
         "references-are-appended-in-another-encoding",
-        "engine/edit/import_references.py",
+        "engine/import_references.py",
         "if json.dumps(a) != json.dumps(b):",
         "if False:",
     ),
@@ -139,7 +139,7 @@ FAULTS = [
     ),
     Fault(
         "chunks-that-are-gone-in-icechunk-stay",
-        "engine/edit/import_references.py",
+        "engine/import_references.py",
         "if len(gone) and grid.ndim:",
         "if False:",
     ),

@@ -83,13 +83,13 @@ FAULTS = [
     # labels
     Fault(
         "labels-that-exist-are-appended-again",
-        "planning/conflict/appends.py",
+        "planning/appends.py",
         'if known.any() and on_existing == "error":',
         "if False:",
     ),
     Fault(
         "one-of-two-equal-labels-is-replaced",
-        "planning/conflict/appends.py",
+        "planning/appends.py",
         "    if several.any():\n",
         "    if False:\n",
     ),
@@ -132,7 +132,7 @@ FAULTS = [
     ),
     Fault(
         "a-changed-file-with-more-rows-overwrites-the-next-file",
-        "planning/file_rows.py",
+        "planning/appends.py",
         "elif rows != file.rows:",
         "elif False:",
     ),

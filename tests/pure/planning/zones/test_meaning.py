@@ -17,7 +17,7 @@ from xarray.backends.zarr import FillValueCoder
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
-from zarr_manifests.planning.zones.meaning import Meaning
+from zarr_manifests.planning.meaning import Meaning
 
 NUMBERS = st.sampled_from([-1, 0, 1, 3, 255, 40000, -40000, 1.5, 1e20, -9999, 65535, 0.1])
 V3: dict[str, Any] = {

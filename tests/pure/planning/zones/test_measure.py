@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as hnp
 from effort import examples
 from zarr_manifests.format.zone_maps import NO_SUM
 from zarr_manifests.grid import clipped_cells, grid_shape
-from zarr_manifests.planning.zones import measure as module
-from zarr_manifests.planning.zones.measure import PIECE_BYTES, ChunkMeasures, measure
+from zarr_manifests.planning import measure as module
+from zarr_manifests.planning.measure import PIECE_BYTES, ChunkMeasures, measure
 
 DTYPES = ("f2", "f4", ">f4", "f8", "i1", ">i2", "i4", "i8", "u1", "u8", "?", "M8[s]", "m8[ns]")
 TEXTS = ("U3", ">U2", "S3")

@@ -1,0 +1,903 @@
+"""History: following parents from a snapshot, and deciding which snapshots are in history.
+
+A snapshot is in history if a branch reaches it at or above the branch's floor, or a tag does. A tag
+reaches its own snapshot and, as long as nothing has expired, all before it: the first expiry gives
+every branch a floor, `main` among them.
+
+What reads history to list it takes the entries that snapshots have of their ancestors. What decides
+by it (refs, leases, conflicts, what an expiry keeps, collection) walks the snapshots themselves.
+
+Invariants:
+
+- All objects of a snapshot in a root's history exist as long as that root is current, since a
+  collection replaces the root before it deletes anything. So a writer that refers to objects of an
+  older snapshot checks it against the very root that it replaces.
+- Entries of a page are used only if each is the child of the one before, and the newest is the
+  snapshot that is due. A page that is missing, damaged or of another history ends the listing with
+  a warning. Its reader then goes on at the snapshot that was due, which has entries of its own.
+  `verify` reports the page.
+- A page is not opened if all its snapshots are older than the floor: a collection may have deleted
+  it.
+- What is fetched in advance is only a hint. A fetched snapshot is used only if a child's pointer
+  matches it, with length and checksum. A wrong or unreadable one costs a request and is no error.
+
+A session *follows* a branch, or finds that its snapshot has expired: objects missing because of
+that raise `SnapshotExpiredError`, and a session's own objects that a collection has deleted raise
+`FencedError`; neither counts as damage. Damage in a snapshot that is in history or leased is raised
+as damage.
+
+Snapshots that no branch or tag leads to any more, and that can be named again
+------------------------------------------------------------------------------
+
+Resets, amends, deletions, expiries and restores leave snapshots behind, and a later collection
+deletes them. Until then one can be named again, in either of two cases:
+
+1. It was in history in a version of the root from which on there was no collection. What such a
+   version reaches, the last collection does not delete, even if it still runs; by the same rule
+   older refs are restored.
+2. All that it leads to is from sessions that began at the fence or later, or is also reached by an
+   ancestor that is in history. No collection so far deletes any of it.
+
+Both are checked against the very root that is replaced. A collection that begins meanwhile replaces
+it first, so that the swap fails and the new root decides.
+
+What is *reachable* is everything that a snapshot, an index or a page refers to, directly or not.
+All references are followed without interpretation: the whole read list, each commit's own delta,
+digests, the base and its pages, all manifests, and every chunk object that a row refers to. Only a
+page of history is needed no more once the newest snapshot that it covers has expired. Objects are
+loaded many at once, each once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Final
+
+from msgspec import Struct
+
+from zarr_manifests.engine.epochs import is_fenced
+from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.roots import is_missing, opened
+from zarr_manifests.engine.view import ReadContext, SnapshotView
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    FencedError,
+    ManifestsError,
+    MissingChunkError,
+    NotFoundError,
+    ObjectNotFoundError,
+    SnapshotExpiredError,
+)
+from zarr_manifests.format.chunk_table import ChunkTable, native_keys
+from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, ManifestRef, Part
+from zarr_manifests.format.records import MAX_SNAPSHOT_BYTES, BlobRef
+from zarr_manifests.format.root import Lease, LogEntry, Root
+from zarr_manifests.format.snapshot import (
+    Ancestor,
+    History,
+    HistoryEntries,
+    HistoryPage,
+    HistoryPageRef,
+    MarksPage,
+    Snapshot,
+    SnapshotPointer,
+)
+from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
+from zarr_manifests.ids import session_of, session_start, snapshot_id_of, snapshot_key
+from zarr_manifests.progress import counted, expect, is_shown, tell
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage.protocol import ReadableStorage
+
+_LOG = logging.getLogger(__name__)
+FOLLOWING: Final = "following the history"
+_LOADED_AT_ONCE: Final = 64
+_BEGINS: Final = 2
+"""Number of snapshots to fetch one by one first: often only the newest are needed."""
+_FIRST: Final = 4
+_MOST: Final = 64
+
+
+def ancestors(
+    context: ReadContext, start: BlobRef, floor: str | None = None
+) -> Iterator[tuple[BlobRef, Snapshot]]:
+    """The snapshot and those before it, newest first, down to the one with the id `floor`."""
+    objects = context.objects
+
+    def load(ref: BlobRef, fetched: bytes | None) -> Snapshot:
+        return objects.load(ref, Snapshot, fetched)
+
+    return _walk(context, start, floor, load)
+
+
+def ages(
+    context: ReadContext, start: BlobRef, floor: str | None = None
+) -> Iterator[tuple[BlobRef, Snapshot | Ancestor]]:
+    """Like `ancestors`, but faster: it decodes only what gives a snapshot's age and parent."""
+    objects = context.objects
+
+    def load(ref: BlobRef, fetched: bytes | None) -> Snapshot | Ancestor:
+        return objects.recall(ref, Snapshot) or objects.load(ref, Ancestor, fetched)
+
+    return _walk(context, start, floor, load)
+
+
+def entries(
+    context: ReadContext, start: BlobRef, floor: str | None = None, wanted: int = 1
+) -> Iterator[HistoryEntries]:
+    """What `ancestors` says about each snapshot, from the entries that others have of it.
+
+    The newest come first; those that come together are oldest first. `wanted` is how many the
+    caller is likely to take.
+    """
+    ref: BlobRef | None = start
+    seen: set[str] = set()
+    while ref is not None:
+        snapshot = context.objects.load(ref, Snapshot)
+        older = ancestor_entries(context, snapshot, floor, wanted - len(seen) - 1)
+        for found in chain([HistoryEntries.of([snapshot.entry(ref)])], older):
+            count = len(seen) + len(found)
+            seen.update(found.ids)
+            if len(seen) != count:
+                raise _circular(found.pointer(0).ref)
+            yield found
+            ref = found.parent.ref if found.parent and found.ids[0] != floor else None
+
+
+def _circular(ref: BlobRef) -> CorruptObjectError:
+    return CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
+
+
+def _walk[T: Snapshot | Ancestor](
+    context: ReadContext,
+    start: BlobRef,
+    floor: str | None,
+    load: Callable[[BlobRef, bytes | None], T],
+) -> Iterator[tuple[BlobRef, T]]:
+    def steps() -> Iterator[tuple[BlobRef, T]]:
+        last = None if floor is None else snapshot_key(floor)
+        ahead = SnapshotsAhead(context, floor)
+        ref: BlobRef | None = start
+        seen: set[str] = set()
+        while ref is not None:
+            if ref.key in seen:
+                raise _circular(ref)
+            seen.add(ref.key)
+            snapshot = load(ref, ahead.take(ref))
+            yield ref, snapshot
+            ref = snapshot.parent if ref.key != last else None
+
+    return counted(FOLLOWING, steps(), walk_length(context, start, floor))
+
+
+def walk_length(context: ReadContext, start: BlobRef, floor: str | None) -> int | None:
+    """How many snapshots a walk finds; None if it cannot be told, or nobody wants to know.
+
+    It reads the two ends, since a snapshot knows how many ancestors it has.
+    """
+    if not is_shown():
+        return None
+    if floor == snapshot_id_of(start.key):
+        return 1
+    try:
+        count = context.objects.load(start, Snapshot).history.count
+        below = 0 if floor is None else snapshot_at(context, floor)[1].history.count
+    except ManifestsError:
+        return None  # the walk meets it, too, and its caller knows what to do
+    return 1 + count - below
+
+
+def locate(
+    context: ReadContext, root: Root, snapshot_id: str
+) -> tuple[BlobRef, Snapshot, str | None]:
+    """The snapshot with that id, and the floor of the history it is in as of this root.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If neither a branch nor a tag leads to it.
+    """
+    key = snapshot_key(snapshot_id)
+    seen: set[str] = set()
+    for start, floor in starts(context, root):
+        for ref, snapshot in ancestors(context, start, floor):
+            if ref.key == key:
+                return ref, snapshot, floor
+            if ref.key in seen:
+                break
+            if floor is None:  # this walk also visits everything older
+                seen.add(ref.key)
+    raise SnapshotExpiredError(
+        f"snapshot {snapshot_id} is not in the history of any branch or tag of "
+        f"{context.storage.url}; `repo.ancestry()` and `zarr-manifests log` list what is"
+    )
+
+
+def tag_floor(root: Root, ref: BlobRef) -> str | None:
+    """The floor of a tag's own history, regardless of branches."""
+    return snapshot_id_of(ref.key) if has_expired(root) else None
+
+
+def has_expired(root: Root) -> bool:
+    """Whether anything has expired, so that a tag keeps only its own snapshot."""
+    main = root.branches.get("main")  # never in a page
+    return main is not None and main.floor is not None
+
+
+def starts(context: ReadContext, root: Root) -> Iterator[tuple[BlobRef, str | None]]:
+    """The snapshots of all branches and tags, with floors; refs in the root itself come first."""
+    yield from ((branch.head, branch.floor) for branch in root.branches.values())
+    yield from ((ref, tag_floor(root, ref)) for ref in root.tags.values())
+    if root.pages:
+        whole = context.roots.whole(root)
+        yield from ((branch.head, branch.floor) for branch in whole.branches.values())
+        yield from ((ref, tag_floor(root, ref)) for ref in whole.tags.values())
+
+
+# --- snapshots of which only the id is known -----------------------------------------------------
+
+
+def snapshot_ref(context: ReadContext, snapshot_id: str) -> BlobRef:
+    """The snapshot with that id, whether it is in history or not.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If it does not exist.
+    """
+    try:
+        ref, snapshot = snapshot_at(context, snapshot_id)
+    except ObjectNotFoundError as error:
+        raise SnapshotExpiredError(
+            f"snapshot {snapshot_id} is not in {context.storage.url}: it never was, or has "
+            "expired; `repo.ancestry()` and `zarr-manifests log` list the snapshots"
+        ) from error
+    context.objects.remember(ref, snapshot)
+    return ref
+
+
+def snapshot_at(context: ReadContext, snapshot_id: str) -> tuple[BlobRef, Snapshot]:
+    """The snapshot with that id, read at its key.
+
+    No pointer vouches for it, so its own repository and snapshot ids are checked.
+
+    Raises
+    ------
+    ObjectNotFoundError
+        If there is no object at the key.
+    CorruptObjectError
+        If the object is another snapshot, or belongs to another repository.
+    """
+    key = snapshot_key(snapshot_id)
+    data = context.storage.get(key, 0, MAX_SNAPSHOT_BYTES + 1)
+    ref = BlobRef.to(key, data)
+    snapshot = Snapshot.from_object(data, ref)
+    snapshot.check_repository(key, context.repository_id)
+    return ref, snapshot
+
+
+# --- what is alive -----------------------------------------------------------------------------
+
+
+def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef, Snapshot, str]]:
+    """All snapshots that branches, tags and leases reach; some more than once.
+
+    With each comes what holds it: nothing for a branch, else the tag or the lease.
+    """
+    starts = [("", branch.head, branch.floor) for branch in whole.branches.values()]
+    starts += [(f"tag {n!r}", ref, tag_floor(whole, ref)) for n, ref in whole.tags.items()]
+    seen: set[tuple[str, str | None]] = set()
+    reached: set[str] = set()
+    for holder, start, floor in starts:
+        if (start.key, floor) in seen:
+            continue
+        seen.add((start.key, floor))
+        for ref, snapshot in ancestors(context, start, floor):
+            reached.add(ref.key)
+            yield ref, snapshot, holder
+    for lease in whole.leases:
+        if snapshot_key(lease.snapshot) not in reached:
+            yield *_leased(context, lease), lease_name(lease)
+
+
+def _leased(context: ReadContext, lease: Lease) -> tuple[BlobRef, Snapshot]:
+    """The snapshot of a lease that no branch or tag reaches any more."""
+    try:
+        return snapshot_at(context, lease.snapshot)
+    except ObjectNotFoundError as error:
+        key = snapshot_key(lease.snapshot)
+        raise CorruptObjectError(f"{key} is leased and not there") from error
+
+
+def lease_name(lease: Lease) -> str:
+    """What reports call a lease: by its owner, or else by its session."""
+    return f"lease of {lease.owner or lease.session}"
+
+
+# --- what a snapshot says about its ancestors ----------------------------------------------------
+
+
+def ancestor_entries(
+    context: ReadContext, snapshot: Snapshot, floor: str | None = None, wanted: int = 1
+) -> Iterator[HistoryEntries]:
+    """Entries of the ancestors down to the snapshot with the id `floor`.
+
+    The newest come first; those that come together are oldest first. They may end early. `wanted`
+    is how many the caller is likely to take: their pages are fetched together, before any others.
+    """
+    if snapshot.parent is None or snapshot.snapshot_id == floor:
+        return
+    due: SnapshotPointer | None = SnapshotPointer.of(snapshot.parent)
+    try:
+        for found in _entries(context, snapshot.history, floor, wanted):
+            if found.pointer(-1) != due:
+                raise CorruptObjectError(f"history: {found.pointer(-1)} in the place of {due}")
+            if floor in found.ids:
+                yield found.since(found.ids.index(floor))
+                return
+            yield found
+            due = found.parent
+            if due is None:
+                return
+    except CorruptObjectError as error:
+        _LOG.warning("%s says wrong things: %s", snapshot.snapshot_id, error)
+
+
+def _entries(
+    context: ReadContext, history: History, floor: str | None, wanted: int
+) -> Iterator[HistoryEntries]:
+    """The entries that the snapshot carries, then those of each page."""
+    if history.recent:
+        yield HistoryEntries.unpack(history.recent)
+    wanted = max(wanted - len(history.recent), 1)
+    left = _above(context, history, floor) - len(history.recent)
+    due = [*reversed(history.pages)]
+    loaded: dict[str, HistoryPage | None] = {}
+    while due and left > 0:
+        if due[0].blob.key not in loaded:
+            count = min(left, wanted) if wanted > 0 else left
+            refs = [r for r in _reaching(due[:_LOADED_AT_ONCE], count) if r.blob.key not in loaded]
+            found = context.runtime.parallel([partial(_load, context, ref) for ref in refs])
+            loaded |= {ref.blob.key: page for ref, page in zip(refs, found, strict=True)}
+        page = loaded.pop(due.pop(0).blob.key)
+        if page is None:
+            return
+        due[:0] = reversed(page.pages)
+        if page.entries is not None:
+            yield page.entries
+            left -= len(page.entries)
+            wanted -= len(page.entries)
+
+
+def pages_above(context: ReadContext, history: History, floor: str | None) -> list[HistoryPageRef]:
+    """The pages that cover snapshots down to the floor, newest first; the others may be gone."""
+    count = _above(context, history, floor) - len(history.recent)
+    return [*_reaching(reversed(history.pages), count)]
+
+
+def _reaching(refs: Iterable[HistoryPageRef], count: int) -> Iterator[HistoryPageRef]:
+    """As many of the pages as hold that many entries."""
+    for ref in refs:
+        if count <= 0:
+            return
+        yield ref
+        count -= ref.count
+
+
+def _above(context: ReadContext, history: History, floor: str | None) -> int:
+    """How many of the ancestors are in history: all but those that the floor itself covers.
+
+    0 if the floor cannot be read, which a walk finds out when it gets there.
+    """
+    if floor is None or not history.pages:
+        return history.count
+    try:
+        return history.count - snapshot_at(context, floor)[1].history.count
+    except (CorruptObjectError, ObjectNotFoundError):
+        return 0
+
+
+def _load(context: ReadContext, ref: HistoryPageRef) -> HistoryPage | None:
+    try:
+        page = context.objects.load(ref.blob, HistoryPage)
+        ref.check(page)
+    except CorruptObjectError as error:
+        _LOG.warning("history is read from the snapshots instead: %s", error)
+        return None
+    return page
+
+
+# --- fetching the next ones ahead ----------------------------------------------------------------
+
+
+class SnapshotsAhead:
+    """Prefetches the snapshots that a walk down to `floor` is likely to need next.
+
+    A round fetches at most twice as many as were used of the round before; where calls are inline
+    (memory, a local disk), nothing is fetched in advance.
+    """
+
+    def __init__(self, context: ReadContext, floor: str | None) -> None:
+        self._context = context
+        self._floor = floor
+        self._next: Iterator[BlobRef] = iter(())
+        self._fetched: dict[str, bytes] = {}
+        self._until_begin = _BEGINS
+        self._count = _FIRST
+
+    def take(self, ref: BlobRef) -> bytes | None:
+        """The object at the key if it was fetched here; None if another cache has or gets it."""
+        objects = self._context.objects
+        if objects.storage.capabilities.inline or objects.is_near(ref, Snapshot, Ancestor):
+            return None
+        if ref.key not in self._fetched:
+            if self._until_begin:
+                self._until_begin -= 1
+                return None
+            self._fetch(ref)
+        return self._fetched.pop(ref.key, None)
+
+    def _fetch(self, ref: BlobRef) -> None:
+        """Fetch the due snapshot, together with the next ones as far as they are known."""
+        objects = self._context.objects
+        if self._fetched:
+            self._next, self._count = iter(()), _FIRST  # these were not ancestors
+        due = [*islice(self._next, self._count)]
+        if not due or due[0] != ref:
+            snapshot = objects.load(ref, Snapshot)
+            told = ancestor_entries(self._context, snapshot, self._floor)
+            refs = (run.pointer(at).ref for run in told for at in reversed(range(len(run))))
+            self._next = (each for each in refs if not objects.is_near(each, Snapshot, Ancestor))
+            due = [*islice(self._next, self._count)]
+        found = self._context.runtime.parallel(
+            [partial(objects.guess, each.key, each.length) for each in due]
+        )
+        here = zip(due, found, strict=True)
+        self._fetched = {each.key: data for each, data in here if data is not None}
+        self._count = min(2 * self._count, _MOST)
+
+
+# --- following ---------------------------------------------------------------------------------
+
+
+def open_head(context: ReadContext, branch: str, now: SnapshotView) -> SnapshotView:
+    """The head of the branch, opened; `now` itself if that is still the head.
+
+    Raises
+    ------
+    NotFoundError
+        If the branch was deleted.
+    """
+
+    def newest() -> SnapshotView:
+        root = context.roots.read().root
+        tip = context.roots.with_branch(root, branch).branches.get(branch)
+        if tip is None:
+            raise NotFoundError(f"branch {branch!r}, which the session reads, was deleted")
+        return now if tip.head.key == now.ref.key else context.open_branch(tip)
+
+    return opened(newest)
+
+
+def expired(
+    context: ReadContext, snapshot_id: str, error: ManifestsError
+) -> SnapshotExpiredError | None:
+    """The error to raise instead if the snapshot has left history; else None."""
+    if not is_missing(error):
+        return None
+    try:
+        root = context.roots.read().root
+    except ManifestsError:
+        return None  # what was found first says more
+    if any(lease.snapshot == snapshot_id for lease in context.roots.leases(root)):
+        return None
+    try:
+        locate(context, root, snapshot_id)
+    except SnapshotExpiredError:
+        what, *_ = str(error).split(";")  # and not what to do about damage
+        return SnapshotExpiredError(
+            f"snapshot {snapshot_id} has expired while it was read, and objects of it are gone: "
+            f"{what}. Open a new session, `session.rebase()`, open it with follow=True, or take "
+            "a lease beforehand (`repo.lease`)"
+        )
+    return None
+
+
+def collected(context: ReadContext, keys: SessionKeys, error: ManifestsError) -> FencedError | None:
+    """The error to raise instead if a collection deleted what the session wrote; else None.
+
+    The fence no longer protects the objects of an older session without a lease.
+    """
+    key = error.key if isinstance(error, MissingChunkError) else None
+    if key is None or not key.startswith(keys.lineage_prefix):
+        return None
+    try:
+        root = context.roots.read().root
+        if not is_fenced(context.roots, root, keys):
+            return None
+    except ManifestsError:
+        return None  # what was found first says more
+    return FencedError(
+        f"the session began at version {keys.start}, before the repository's fence {root.fence}, "
+        f"and a collection has taken {key}, which it wrote and did not commit in time. Open a new "
+        "session and write the changes again; a session that holds a lease keeps what it writes "
+        "(`writable_session(lease=...)`)"
+    )
+
+
+class Follower:
+    """Tells a reader when to check whether its branch has moved."""
+
+    def __init__(self, context: ReadContext, branch: str, interval_s: float) -> None:
+        self._context = context
+        self._branch = branch
+        self._interval_s = interval_s
+        self._looked_s = context.runtime.monotonic_s()
+
+    def due(self) -> bool:
+        """Whether the interval is over; if so, a new one begins."""
+        over = self.over
+        if over:
+            self._looked_s = self._context.runtime.monotonic_s()
+        return over
+
+    @property
+    def over(self) -> bool:
+        """Whether the interval is over."""
+        return self._context.runtime.monotonic_s() - self._looked_s >= self._interval_s
+
+    def head(self, now: SnapshotView) -> SnapshotView:
+        """The head of the branch."""
+        return open_head(self._context, self._branch, now)
+
+
+# --- left behind ----------------------------------------------------------------------------------
+
+_AT_ONCE = 64
+
+
+class Link(Struct, frozen=True):
+    """A pointer to an object of that kind.
+
+    `parts` lists a manifest's tables, and `page` describes a page of history, according to the
+    pointer. `of_page` says that the pointer is to a page of a base, or in one: other pages may list
+    other tables of the same manifest.
+    """
+
+    ref: BlobRef
+    kind: type[Any]
+    parts: tuple[Part, ...] | None = None
+    of_page: bool = False
+    page: HistoryPageRef | None = None
+
+    def check(self, value: Any) -> None:
+        """Raise if a manifest or a page of history holds something else than its pointer says."""
+        if self.page is not None:
+            self.page.check(value)
+        if self.parts is None or not isinstance(value, Manifest):
+            return
+        nodes = {part.node_id for part in self.parts} if self.of_page else None
+        held = value.directory()
+        if self.parts != tuple(p for p in held if nodes is None or p.node_id in nodes):
+            raise CorruptObjectError(f"{self.ref.key} has other chunk tables than it should")
+
+    def is_within(self, snapshots: Container[str]) -> bool:
+        """Whether it is needed if these snapshots are in history, given their keys."""
+        return self.page is None or self.page.newest.key in snapshots
+
+
+def _manifests(refs: Iterable[ManifestRef], *, of_page: bool = False) -> Iterator[Link]:
+    return (Link(ref.blob, Manifest, ref.parts, of_page) for ref in refs)
+
+
+def _pages(refs: Iterable[HistoryPageRef]) -> Iterator[Link]:
+    return (Link(ref.blob, HistoryPage, page=ref) for ref in refs)
+
+
+def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
+    """The metadata objects that an object names, except a snapshot's parent.
+
+    `of_page` says that the object is a page of a base.
+    """
+    match value:
+        case Snapshot():
+            yield Link(value.log, Delta)
+            if value.base is not None:
+                yield Link(value.base, Base)
+            for entry in value.deltas:
+                yield Link(entry.log, Delta)
+                if entry.zones is not None:
+                    yield Link(entry.zones, Zones)
+                yield from _manifests(entry.manifests)
+            yield from (Link(entry.blob, Digest) for entry in value.digests)
+            if value.marks_page is not None:
+                yield Link(value.marks_page, MarksPage)
+            yield from _pages(value.history.pages)
+        case HistoryPage():
+            yield from _pages(value.pages)
+        case Base():
+            paged = of_page or bool(value.leaf_pages)
+            yield from _manifests(value.manifests, of_page=paged)
+            yield from (Link(page.blob, Base, of_page=True) for page in value.pages)
+            yield from (Link(page.blob, Base, of_page=True) for page in value.leaf_pages)
+        case Delta():
+            yield from _manifests(value.manifests)
+        case IndexDirectory():
+            yield from (Link(blob, ZonePages) for blob in value.zones.values())
+        case ZonePages():
+            yield from (Link(blob, Zones) for blob in value.blobs)
+
+
+def tables(value: Any) -> Iterator[ChunkTable]:
+    """The chunk tables stored in the object itself."""
+    match value:
+        case (Manifest() as held) | Delta(embedded=held) | Digest(tables=held):
+            yield from (held.decode(part, data) for part, data in held.parts)
+
+
+def follow(
+    runtime: Runtime,
+    starts: Iterable[Link],
+    load: Callable[[Link], Any],
+    seen: set[str],
+    wanted: Callable[[Link], bool],
+    stage: str = "",
+) -> Iterator[tuple[Link, Any]]:
+    """All wanted objects that the links lead to, each once, with the result of `load`.
+
+    Keys in `seen` are skipped, and visited keys are added to it. If `load` returns None, references
+    of that object are not followed. `progress` is told how many of the objects found so far were
+    loaded.
+    """
+    due: list[Link] = []
+    known: set[str] = set()
+    done = 0
+
+    def add(links: Iterable[Link]) -> None:
+        fresh = [link for link in links if link.ref.key not in seen and wanted(link)]
+        known.update(link.ref.key for link in fresh)
+        due.extend(fresh)
+
+    add(starts)
+    expect(stage, len(known))
+    tell(stage, 0)
+    while due:
+        links: list[Link] = []
+        while due and len(links) < _AT_ONCE:
+            link = due.pop()
+            if link.ref.key not in seen:
+                seen.add(link.ref.key)
+                links.append(link)
+        for link, value in zip(
+            links, runtime.parallel([partial(load, link) for link in links]), strict=True
+        ):
+            yield link, value
+            add(children(value, of_page=link.of_page))
+        done += len(links)
+        expect(stage, len(known))
+        tell(stage, done)
+
+
+# --- left behind -------------------------------------------------------------------------------
+
+type _Place = tuple[BlobRef, Snapshot, str | None]
+"""A snapshot, and the floor of its history."""
+
+
+def find_kept(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
+    """Like `locate`; also finds what was left behind, if no collection so far deletes parts of it.
+
+    So what it leads to stays, if a swap of this very root puts it into history, or all that the new
+    history takes from it.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If it does not exist, or a collection deletes parts of it.
+    """
+    try:
+        return locate(context, root, snapshot_id)
+    except SnapshotExpiredError:
+        return find_left(context, root, snapshot_id)
+
+
+def floor_below(context: ReadContext, root: Root, ref: BlobRef) -> str | None:
+    """Id of the oldest snapshot still in the history of the one at `ref`; None if all are.
+
+    Of one that was left behind, it is the history that a branch at it would have.
+    """
+    if not has_expired(root):
+        return None
+    own = snapshot_id_of(ref.key)
+    try:
+        return find_kept(context, root, own)[2]
+    except SnapshotExpiredError:
+        return own
+
+
+def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
+    """A snapshot that is not in history as of this root, and that no collection so far deletes.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If it does not exist, or a collection deletes parts of it.
+    """
+    ref = snapshot_ref(context, snapshot_id)
+    floors = _floors(context, root)
+    found = _in_a_version_since(context, root, snapshot_id)
+    found = found or _uncollected(context, root, ref, floors)
+    if found is None:
+        raise SnapshotExpiredError(
+            f"snapshot {snapshot_id} is in the history of no branch or tag of "
+            f"{context.storage.url} any more, and the collection of garbage that began at version "
+            f"{root.collected} deletes parts of it, so no branch or tag can be made of it. "
+            f"While it can still be read, repo.readonly_session({snapshot_id!r}) opens it: "
+            "write its data in a new commit. Otherwise a clone or a backup may have it"
+        )
+    at, snapshot, floor = found
+    for older, _ in ages(context, at, floor):
+        if older.key in floors:
+            return at, snapshot, floors[older.key]
+    # Every branch has a floor once anything has expired, and what has expired stays so.
+    return at, snapshot, snapshot_id if floor is None and has_expired(root) else floor
+
+
+def left_ids(context: ReadContext, root: Root, known: Set[str]) -> set[str]:
+    """Ids of snapshots that have left history, given those in history; some may be collected.
+
+    They are what the log of operations tells, what has expired and is not collected, and what comes
+    before either of them.
+    """
+    found: set[str] = set()
+    heads = [snapshot_id_of(piece.newest.key) for piece in context.roots.whole(root).pending]
+    for entry in logged(context, root):
+        operation, _, left = entry.operation.partition(" from ")
+        found |= {entry.snapshot, left}
+        if left and not operation.startswith(
+            "amend "
+        ):  # the one before an amended commit is still there
+            heads.append(left)
+    walked: set[str] = set()
+    for head in dict.fromkeys(heads):
+        with suppress(SnapshotExpiredError, CorruptObjectError, MissingChunkError):
+            for part in entries(context, snapshot_ref(context, head), None, sys.maxsize):
+                if not walked.isdisjoint(part.ids):
+                    break
+                walked.update(part.ids)
+                if not known.isdisjoint(part.ids):
+                    break
+    return {name for name in found | walked if name} - known
+
+
+def _floors(context: ReadContext, root: Root) -> dict[str, str | None]:
+    """All snapshots in history, by key, with the floor of a history they are in."""
+    floors: dict[str, str | None] = {}
+    for start, floor in starts(context, root):
+        for older, _ in ages(context, start, floor):
+            floors.setdefault(older.key, floor)
+    return floors
+
+
+# --- in history since the last collection -------------------------------------------------------
+
+
+def _in_a_version_since(context: ReadContext, root: Root, snapshot_id: str) -> _Place | None:
+    """Where it was in a version of the root that is not older than the last collection."""
+    begun = session_start(snapshot_id)
+    first = root.collected or root.fence  # a clone begins at its fence
+    for entry in logged(context, root):
+        if entry.version < max(first, begun):
+            break
+        if entry.operation.endswith(f" from {snapshot_id}"):
+            before = [v for v in archived_versions(context.storage) if first <= v < entry.version]
+            return _in_version(context, before[-1], snapshot_id) if before else None
+        if entry.snapshot == snapshot_id and entry.version < root.version:
+            return _in_version(context, entry.version, snapshot_id)
+    return _in_version(context, first, snapshot_id) if begun < first < root.version else None
+
+
+def _in_version(context: ReadContext, version: int, snapshot_id: str) -> _Place | None:
+    try:
+        older = context.roots.whole(context.roots.archived(version))
+        return locate(context, older, snapshot_id)
+    except (ObjectNotFoundError, SnapshotExpiredError):
+        return None  # no such archive; or it was not in history
+    except (CorruptObjectError, MissingChunkError) as error:
+        if is_missing(error):  # a collection has begun since, and the swap will fail
+            return None
+        raise
+
+
+# --- of sessions since the fence ----------------------------------------------------------------
+
+
+def _uncollected(
+    context: ReadContext, root: Root, ref: BlobRef, floors: Mapping[str, str | None]
+) -> _Place | None:
+    """The snapshot, if no collection up to this root deletes anything that only it leads to."""
+    line: dict[str, Link] = {}
+    shared: BlobRef | None = None
+    try:
+        for older, _ in ancestors(context, ref):
+            if older.key in floors:
+                shared = older
+                break
+            line[older.key] = Link(older, Snapshot)
+        if root.fence and not _is_safe(context, root.fence, line, shared, floors):
+            return None
+    except (CorruptObjectError, MissingChunkError) as error:
+        if is_missing(error):
+            return None
+        raise
+    return ref, context.objects.load(ref, Snapshot), None
+
+
+def _is_safe(
+    context: ReadContext,
+    fence: int,
+    line: Mapping[str, Link],
+    shared: BlobRef | None,
+    history: Mapping[str, object],
+) -> bool:
+    """Whether all that these snapshots lead to is young, or reached by the shared ancestor."""
+
+    def load(link: Link) -> Any:
+        return context.objects.load(link.ref, link.kind)
+
+    def named_only(link: Link) -> Any:
+        return None if link.kind in (Manifest, Zones) else load(link)
+
+    def wanted(link: Link) -> bool:
+        return link.is_within(line) or link.is_within(history)
+
+    def old(keys: set[str]) -> set[str]:
+        return {key for key in keys if session_start(session_of(key)) < fence}
+
+    top = [] if shared is None else [Link(shared, Snapshot)]
+    kept: set[str] = set()
+    for _ in follow(context.runtime, top, named_only, kept, wanted):
+        pass
+    seen, chunks = {*kept}, set[str]()
+    for _, value in follow(context.runtime, line.values(), load, seen, wanted):
+        for table in tables(value):
+            chunks |= old(native_keys(table))
+    if old(seen - kept):
+        return False
+    if chunks:  # such as those of an array whose base was written anew
+        for _, value in follow(context.runtime, top, load, set(), wanted):
+            for table in tables(value):
+                chunks -= native_keys(table)
+    return not chunks
+
+
+# --- the log of operations -----------------------------------------------------------------------
+
+
+def archived_versions(storage: ReadableStorage) -> list[int]:
+    """The versions of the root that are archived, oldest first."""
+    found = (info.key.partition("/")[2] for info in storage.list("root/"))
+    return [int(text) for text in found if len(text) == 20 and text.isdecimal()]
+
+
+def logged(context: ReadContext, root: Root) -> Iterator[LogEntry]:
+    """All operations that this root and its archives know, newest first."""
+    versions, oldest = archived_versions(context.storage), root.version + 1
+    while True:
+        for entry in reversed(root.log):
+            if entry.version < oldest:
+                yield entry
+        oldest = min(oldest, root.log[0].version if root.log else 0)
+        # This archive's log reaches further back, so no single archive is needed.
+        while versions and versions[-1] > oldest:
+            versions.pop()
+        if not versions:
+            return
+        try:
+            root = context.roots.archived(versions.pop())
+        except ObjectNotFoundError:
+            return  # a collection is removing the oldest archives

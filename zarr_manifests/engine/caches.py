@@ -1,0 +1,624 @@
+"""A bounded in-memory cache of values decoded from immutable objects.
+
+Invariants:
+
+- *Bounded.* Values take at most `max_size`, estimated by `decoded_bytes`; a larger value may stay
+  as the one added last, with at most half of `max_size` besides. There are two parts: objects,
+  which cost a request to get again, and values made from them (chunk tables, overlays). The least
+  recently used value of the larger part is dropped first. So objects, such as the deltas of the
+  last commits, keep half of the room, however large the tables of a scan are.
+- *Expiring.* Values that were not used for `expire_ms` are dropped at the next lookup.
+- *Single-flight.* While one thread makes a value, others that want it wait. An error is raised in
+  all of them. If the maker is interrupted (not by an `Exception`), those who wait start over.
+  Making a value must never wait for a pool thread, since all of these may be waiting here.
+- *Fork-safe.* A child of `os.fork` keeps the cached values, has a free lock, and waits for no
+  thread of its parent.
+
+Chunk bytes have a cache of the same kind (`ChunkCache`).
+
+Sizes are estimated. A value is traversed, and every object in it counts once, with the size that
+Python reports. An array counts with the buffer it is a view of; a constant column's buffer holds a
+single number. Objects shared by the whole process (small numbers, classes, the empty tuple) are not
+excluded, since they matter little beside bytes, strings, arrays and containers. The way to traverse
+a type is computed once per type, and of a long sequence, whose items are alike, only a sample is
+measured. Snapshots and read list entries, which every commit reads and writes, tell their own.
+
+A cache of metadata objects and chunks in a local folder, shared by all processes of one user
+---------------------------------------------------------------------------------------------
+
+A file is `<folder>/<repository id>/<2 hex digits>/<key, / as +>+<length>+<crc32c>`. It holds just
+the object's bytes, so its name says what its content must be. A chunk's file is named by a digest
+of all that its ref records, and ends with a checksum. Invariants:
+
+- Never wrong: length and checksum are compared on every read, and a file that differs is deleted.
+  Never an error: a file that cannot be read counts as missing, and a write that fails (no room, no
+  permission, no folder) is skipped and counted.
+- Safe among processes. A file gets its name by a rename once it is complete. A reader that has it
+  open can go on reading when it is deleted. A killed process leaves at most a temporary file, which
+  is deleted after an hour. Nothing is fsynced, so after a crash of the machine files may have wrong
+  bytes, which the next read detects.
+- Private: only the owner can read files and folders. A folder owned by somebody else is refused,
+  since a checksum protects against damage, not against intent.
+- Bounded: when a process has written a sixteenth of `directory_bytes` since it last looked, it
+  deletes the least recently read files until nine tenths are left. A file counts in blocks of
+  4 KiB. A read sets the modification time, since many file systems do not record access times.
+"""
+
+# ruff: noqa: PTH100, PTH102, PTH103, PTH111, PTH116, PTH118, PTH120
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any, Final
+
+import numpy as np
+
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
+from zarr_manifests.format.records import BlobRef, is_sound
+from zarr_manifests.ids import crc32c
+from zarr_manifests.keys import check_inside
+from zarr_manifests.metrics import Meter
+from zarr_manifests.runtime import ForkSafeLock, Runtime
+from zarr_manifests.storage.disk import PosixDisk, open_regular
+
+_LOG = logging.getLogger(__name__)
+
+_BLOCK_BYTES: Final = 4096
+_LOOK_AFTER: Final = 16
+_SUM_BYTES: Final = 4
+_TEMP: Final = ".tmp-"
+_TEMP_KEPT_MS: Final = 3_600_000
+
+
+class DiskCache:
+    """One repository's part of the folder; made by `open`. Thread-safe and fork-safe."""
+
+    def __init__(
+        self,
+        folder: str,
+        max_bytes: int,
+        repository_id: str,
+        runtime: Runtime,
+        meter: Meter,
+        disk: PosixDisk | None = None,
+    ) -> None:
+        self._root = folder
+        self._folder = os.path.join(folder, check_inside(repository_id))
+        self._max_bytes = max_bytes
+        self._runtime = runtime
+        self._meter = meter
+        self._disk = disk or PosixDisk()
+        self._lock = ForkSafeLock()
+        self._unseen_bytes = max_bytes  # at first, what others have written is unknown
+        self._warned = False
+
+    @staticmethod
+    def check(options: CacheOptions) -> str | None:
+        """Return the path of the folder, made if necessary; None if none is configured.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the folder cannot be made, or others can write to it.
+        """
+        if options.directory is None:
+            return None
+        root = os.path.abspath(os.path.expanduser(options.directory))
+        with _usable(root):
+            os.makedirs(root, 0o700, exist_ok=True)
+            found = os.stat(root)
+        sticky = found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, os.getuid()) or (found.st_mode & stat.S_IWOTH and not sticky):
+            raise _refusal(root)
+        return root
+
+    @classmethod
+    def open(
+        cls,
+        options: CacheOptions,
+        repository_id: str,
+        runtime: Runtime,
+        meter: Meter,
+        disk: PosixDisk | None = None,
+    ) -> DiskCache | None:
+        """Open the repository's part of the folder; None if no folder is configured.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the folder cannot be made, or others can write to it.
+        """
+        root = cls.check(options)
+        if root is None:
+            return None
+        self = cls(root, options.directory_bytes, repository_id, runtime, meter, disk)
+        with _usable(root):
+            _make_private(self._folder)
+            own = os.lstat(self._folder)
+        if own.st_uid != os.getuid() or not stat.S_ISDIR(own.st_mode) or own.st_mode & 0o077:
+            raise _refusal(self._folder)
+        return self
+
+    def has(self, ref: BlobRef) -> bool:
+        """Whether there is a file for the object, which may be damaged."""
+        return os.path.lexists(self._path(ref))
+
+    def get(self, ref: BlobRef) -> bytes | None:
+        """The object's verified bytes; None if they are not cached."""
+        return self._get(
+            self._path(ref), ref.length, lambda data: is_sound(data, ref.length, ref.crc32c)
+        )
+
+    def get_chunk(self, identity: bytes, length: int) -> bytes | None:
+        """The verified bytes of the chunk with that identity; None if they are not cached."""
+
+        def is_whole(data: bytes) -> bool:
+            chunk, sum_ = data[:-_SUM_BYTES], data[-_SUM_BYTES:]
+            return len(chunk) == length and _sum_of(identity, chunk) == sum_
+
+        found = self._get(self._chunk_path(identity), length + _SUM_BYTES, is_whole)
+        return None if found is None else found[:-_SUM_BYTES]
+
+    def has_chunk(self, identity: bytes) -> bool:
+        """Whether there is a file for the chunk with that identity, which may be damaged."""
+        return os.path.lexists(self._chunk_path(identity))
+
+    def _get(self, path: str, length: int, is_whole: Callable[[bytes], bool]) -> bytes | None:
+        try:
+            fd = open_regular(path)
+            with os.fdopen(fd, "rb") as file:
+                data = file.read(length + 1)
+                now_ns = self._runtime.now_ms() * 1_000_000
+                os.utime(fd, ns=(now_ns, now_ns))
+        except OSError:  # missing, just deleted, or unreadable: the caller fetches the object
+            self._meter.add("disk_cache_misses")
+            return None
+        if not is_whole(data):
+            self._meter.add("disk_cache_damaged_files")
+            self._meter.add("disk_cache_misses")
+            with contextlib.suppress(OSError):
+                self._disk.unlink(path)
+            return None
+        self._meter.add("disk_cache_hits")
+        return data
+
+    def put(self, ref: BlobRef, data: bytes) -> None:
+        """Keep the object's bytes, which the caller has verified, if there is room."""
+        self._put(self._path(ref), data)
+
+    def put_chunk(self, identity: bytes, data: bytes) -> None:
+        """Keep a chunk's bytes, which the caller has verified, if there is room."""
+        self._put(self._chunk_path(identity), data + _sum_of(identity, data))
+
+    def _put(self, path: str, data: bytes) -> None:
+        nbytes = _on_disk(len(data))
+        if nbytes > self._max_bytes // 4:
+            return
+        try:
+            self._write(path, data)
+        except OSError as error:
+            self._failed(error)
+            return
+        with self._lock:
+            self._unseen_bytes += nbytes
+            due = self._unseen_bytes * _LOOK_AFTER >= self._max_bytes
+            if due:
+                self._unseen_bytes = 0
+        if due:
+            with contextlib.suppress(RuntimeError):  # at exit; another process will tidy up
+                self._runtime.background(self._tidy)
+
+    def _path(self, ref: BlobRef) -> str:
+        crc = f"{ref.crc32c:08x}"
+        name = f"{ref.key.replace('/', '+')}+{ref.length}+{crc}"
+        return os.path.join(self._folder, crc[-2:], name)
+
+    def _chunk_path(self, identity: bytes) -> str:
+        name = hashlib.blake2b(identity, digest_size=20).hexdigest()
+        return os.path.join(self._folder, name[:2], f"chunk+{name}")
+
+    def _write(self, path: str, data: bytes) -> None:
+        folder = os.path.dirname(path)
+        try:
+            temp = self._disk.open_temp(folder)
+        except FileNotFoundError:
+            _make_private(self._folder)
+            _make_private(folder)
+            temp = self._disk.open_temp(folder)
+        try:
+            os.fchmod(temp.fd, 0o600)
+            self._disk.write(temp, data)
+            now_ns = self._runtime.now_ms() * 1_000_000
+            os.utime(temp.fd, ns=(now_ns, now_ns))
+            self._disk.rename(temp, path)
+        finally:
+            os.close(temp.fd)
+            with contextlib.suppress(OSError):  # it was renamed
+                self._disk.unlink(temp.path)
+
+    def _failed(self, error: OSError) -> None:
+        self._meter.add("disk_cache_failures")
+        if not self._warned:
+            self._warned = True
+            _LOG.warning("the cache directory %s cannot be written: %s", self._root, error)
+
+    def _tidy(self) -> None:
+        """Delete old temporary files, and the least recently read files if there are too many."""
+        files = []
+        try:
+            for entry, found in _files(self._root):
+                age_ms = self._runtime.now_ms() - found.st_mtime_ns // 1_000_000
+                if not entry.name.startswith(_TEMP):
+                    files.append((found.st_mtime_ns, entry.path, _on_disk(found.st_size)))
+                elif age_ms > _TEMP_KEPT_MS:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._disk.unlink(entry.path)
+            total = sum(nbytes for _, _, nbytes in files)
+            if total <= self._max_bytes:
+                return
+            for _, path, nbytes in sorted(files):
+                if total <= self._max_bytes * 9 // 10:
+                    return
+                total -= nbytes
+                with contextlib.suppress(FileNotFoundError):  # another process was faster
+                    self._disk.unlink(path)
+        except OSError as error:
+            self._failed(error)
+
+
+@contextlib.contextmanager
+def _usable(root: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"the cache directory {root} cannot be used ({error}); choose another"
+        ) from error
+
+
+def _refusal(folder: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the cache directory {folder} is refused: others could write to it, and what they write "
+        "would be read as metadata; choose one that belongs to this user alone"
+    )
+
+
+def _make_private(folder: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+
+
+def _sum_of(identity: bytes, data: bytes) -> bytes:
+    """The checksum of a chunk's file, which is at its end."""
+    return crc32c(identity + data).to_bytes(_SUM_BYTES, "little")
+
+
+def _on_disk(nbytes: int) -> int:
+    return -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+def _files(root: str, depth: int = 2) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """The files `depth` folders below `root`, without those that were deleted meanwhile."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(root) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if depth and entry.is_dir(follow_symlinks=False):
+                    yield from _files(entry.path, depth - 1)
+                elif not depth and entry.is_file(follow_symlinks=False):
+                    yield entry, entry.stat(follow_symlinks=False)
+
+
+# --- decoded objects ----------------------------------------------------------------------------
+
+
+OBJECT: Final = "object"
+"""First element of the names of objects; names of other values start differently."""
+
+ENTRY_BYTES: Final = 400
+"""Bytes of an entry besides its value: its name, its place in the order."""
+
+
+type _Name = tuple[Any, ...]
+
+
+class _Entry:
+    __slots__ = ("nbytes", "used_s", "value")
+
+    def __init__(self, value: Any, nbytes: int, used_s: float) -> None:
+        self.value, self.nbytes, self.used_s = value, nbytes, used_s
+
+
+class _Flight:
+    """A value that a thread is making: the one that holds the lock."""
+
+    __slots__ = ("ended", "error", "making", "value")
+
+    def __init__(self) -> None:
+        self.making = threading.Lock()
+        self.ended = False
+        self.value: Any = None
+        self.error: Exception | None = None
+
+
+class DecodedCache:
+    """Values by name; the first element of a name (a tuple) selects the part of the cache."""
+
+    def __init__(self, options: CacheOptions, runtime: Runtime, meter: Meter | None = None) -> None:
+        self.max_size = options.max_size
+        self._expire_s = options.expire_ms / 1000 or float("inf")
+        self._now_s = runtime.monotonic_s
+        self._meter = meter or Meter()
+        # Least recently used first: objects, and values made from them.
+        self._parts = OrderedDict[_Name, _Entry](), OrderedDict[_Name, _Entry]()
+        self._bytes = [0, 0]
+        self._due_s = float("inf")  # no value expires before this time
+        self._restart()
+        _CACHES.add(self)
+
+    def _restart(self) -> None:
+        self._lock = threading.RLock()
+        self._flights: dict[_Name, _Flight] = {}
+        # A thread of the parent may have been between adding a value and adding its size.
+        self._bytes[:] = (sum(entry.nbytes for entry in part.values()) for part in self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Estimated bytes that the values take."""
+        with self._lock:  # not between adding one and dropping another
+            return sum(self._bytes)
+
+    def __contains__(self, name: _Name) -> bool:
+        with self._lock:
+            return name in self._parts[name[0] != OBJECT]
+
+    def clear(self) -> None:
+        """Forget all values."""
+        with self._lock:
+            for part in self._parts:
+                part.clear()
+            self._bytes[:] = 0, 0
+
+    def find(self, name: _Name) -> Any | None:
+        """The value; None if it is not cached."""
+        now_s = self._now_s()
+        if now_s >= self._due_s:
+            with self._lock:
+                self._expire(now_s)
+        # Without the lock, which would double the time of each chunk's lookup. Names have no hash
+        # or comparison in Python, so each of these steps is atomic.
+        part = self._parts[name[0] != OBJECT]
+        entry = part.get(name)
+        if entry is None:
+            return None
+        entry.used_s = now_s
+        with suppress(KeyError):  # another thread has just dropped it
+            part.move_to_end(name)
+        return entry.value
+
+    def keep(self, name: _Name, value: Any) -> None:
+        """Add a value as the most recently used; an existing one stays."""
+        if self.find(name) is not None:
+            return
+        entry = _Entry(value, ENTRY_BYTES + decoded_bytes(value), self._now_s())
+        with self._lock:
+            at = int(name[0] != OBJECT)
+            old = self._parts[at].pop(name, None)
+            self._parts[at][name] = entry
+            self._bytes[at] += entry.nbytes - (old.nbytes if old is not None else 0)
+            self._due_s = min(self._due_s, entry.used_s + self._expire_s)
+            self._shrink(name)
+
+    def obtain[T](self, name: _Name, make: Callable[[], T]) -> T:
+        """Return the value; if it is missing, one thread calls `make` for it."""
+        flight = self._flights.setdefault(name, _Flight())
+        with flight.making:
+            if not flight.ended:  # nobody has made it, or an interrupt ended the attempt
+                try:
+                    flight.value = self.find(name)
+                    if flight.value is None:
+                        flight.value = make()
+                        self.keep(name, flight.value)
+                except Exception as error:  # noqa: BLE001 - raised below, and where others wait
+                    flight.error = error
+                self._flights.pop(name, None)  # before its end: no later caller finds an old error
+                flight.ended = True
+        if flight.error is not None:
+            raise flight.error
+        value: T = flight.value
+        return value
+
+    def _expire(self, now_s: float) -> None:
+        firsts = list[float]()
+        with suppress(RuntimeError):  # another thread uses the first one: the next lookup goes on
+            for at, part in enumerate(self._parts):
+                while part:
+                    due_s = next(iter(part.values())).used_s + self._expire_s
+                    if due_s > now_s:
+                        firsts.append(due_s)
+                        break
+                    self._drop(at)
+            self._due_s = min(firsts, default=float("inf"))
+
+    def _shrink(self, newest: _Name) -> None:
+        while sum(self._bytes) > self.max_size:
+            at = int(self._bytes[1] > self._bytes[0])
+            if newest in self._parts[at] and len(self._parts[at]) == 1:
+                at = 1 - at  # the value added last stays
+                if not self._parts[at] or self._bytes[at] <= self.max_size // 2:
+                    break
+            self._drop(at)
+
+    def _drop(self, at: int) -> None:
+        _, entry = self._parts[at].popitem(last=False)
+        self._bytes[at] -= entry.nbytes
+        self._meter.add("cache_evicted_bytes", entry.nbytes)
+
+
+_CACHES: weakref.WeakSet[DecodedCache] = weakref.WeakSet()
+
+
+def _restart_caches() -> None:
+    for cache in list(_CACHES):
+        cache._restart()
+
+
+os.register_at_fork(after_in_child=_restart_caches)
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+type _Parts = Callable[[Any], Sequence[Any]]
+_MOST: Final = 16
+
+
+def decoded_bytes(value: Any) -> int:
+    """Return the estimated bytes of memory of the value and everything in it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.engine.caches import decoded_bytes
+    >>> 80_000 <= decoded_bytes((np.zeros(10_000), b"")) <= 81_000
+    True
+    """
+    total, due = 0.0, list[tuple[Any, float]]([(value, 1.0)])
+    seen: set[int] = set()
+    while due:
+        item, weight = due.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        kind = type(item)
+        if hasattr(kind, "memory"):
+            own, rest = item.memory()
+            total += weight * own
+            due.extend([(part, weight) for part in rest if part])
+            continue
+        total += weight * sys.getsizeof(item)
+        if kind not in _PARTS:
+            _PARTS[kind] = _parts_of(kind)
+        get = _PARTS[kind]
+        if get is None:
+            continue
+        parts = get(item)
+        if len(parts) > _MOST:
+            some = parts[:: len(parts) // _MOST | 1]  # odd: samples both of alternating items
+            parts, weight = some, weight * len(parts) / len(some)
+        due.extend([(part, weight) for part in parts])
+    return int(total)
+
+
+def _parts_of(kind: type) -> _Parts | None:
+    """How to get the parts of a value of this type; None if it has none."""
+    if issubclass(kind, tuple | list):
+        return _itself
+    if issubclass(kind, Mapping):
+        return _keys_and_values
+    if issubclass(kind, np.ndarray):
+        return _base
+    names = getattr(kind, "__struct_fields__", ())
+    if len(names) > 1:
+        return attrgetter(*names)
+    return None if not names else _only(names[0])
+
+
+def _itself(item: Sequence[Any]) -> Sequence[Any]:
+    return item
+
+
+def _keys_and_values(item: Mapping[Any, Any]) -> Sequence[Any]:
+    return (*item.keys(), *item.values())
+
+
+def _base(item: np.ndarray[Any, Any]) -> Sequence[Any]:
+    return () if item.base is None else (item.base,)
+
+
+def _only(name: str) -> _Parts:
+    get = attrgetter(name)
+    return lambda item: (get(item),)
+
+
+_PARTS: dict[type, _Parts | None] = {}
+
+
+# --- chunks ---------------------------------------------------------------------------------------
+
+
+class ChunkCache:
+    """Chunk bytes by their `NativeRef` or `VirtualRef`.
+
+    A chunk is identified by the range of its object and its checksum, a virtual chunk by all that
+    its ref records. So the cache never returns another chunk, nor another version of one. Only
+    whole chunks that match their checksums are kept: a virtual chunk, if it is remote and its ref
+    records an etag, a time or a checksum (while it is kept, a change of its file is not noticed),
+    and no inline chunk, which is in the metadata. A chunk larger than `chunk_bytes` is not kept.
+    The cache is shared by all sessions of a repository object. It is not pickled: a copy in another
+    process starts empty.
+    """
+
+    def __init__(
+        self, options: CacheOptions, runtime: Runtime, meter: Meter, disk: DiskCache | None = None
+    ) -> None:
+        self._disk = disk if options.chunks else None
+        bounds = CacheOptions(max_size=options.chunk_bytes, expire_ms=options.expire_ms)
+        self._kept = DecodedCache(bounds, runtime, meter)
+        self._meter = meter
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the kept chunks take."""
+        return self._kept.nbytes
+
+    def find(self, ref: NativeRef | VirtualRef) -> bytes | None:
+        """The chunk's bytes; None if they are not cached."""
+        data: bytes | None = self._kept.find(_name(ref))
+        self._meter.add("chunk_cache_misses" if data is None else "chunk_cache_hits")
+        if data is None and self._disk is not None:
+            data = self._disk.get_chunk(_identity(ref), ref.length)
+            if data is not None:
+                self._keep(ref, data)
+        return data
+
+    def holds(self, ref: NativeRef | VirtualRef) -> bool:
+        """Whether the chunk is there, as far as can be told without reading it."""
+        if _name(ref) in self._kept:
+            return True
+        return self._disk is not None and self._disk.has_chunk(_identity(ref))
+
+    def keep(self, ref: NativeRef | VirtualRef, data: bytes) -> None:
+        """Keep a whole chunk; the caller has compared its checksum."""
+        self._keep(ref, data)
+        if self._disk is not None:
+            self._disk.put_chunk(_identity(ref), data)
+
+    def _keep(self, ref: NativeRef | VirtualRef, data: bytes) -> None:
+        if ENTRY_BYTES + decoded_bytes(data) <= self._kept.max_size:
+            self._kept.keep(_name(ref), data)
+
+
+def _identity(ref: NativeRef | VirtualRef) -> bytes:
+    """What identifies the chunk's bytes: all that its ref records."""
+    if isinstance(ref, NativeRef):
+        return repr((ref.key, ref.offset, ref.length, ref.crc32c)).encode()
+    source = ref.source
+    version = source.etag, source.modified_ms, source.nbytes
+    place = source.container, source.path, ref.offset, ref.length, ref.crc32c
+    return repr((*place, *version)).encode()
+
+
+def _name(ref: NativeRef | VirtualRef) -> tuple[Any, ...]:
+    return "chunk", ref if isinstance(ref, NativeRef) else _identity(ref)

@@ -1,0 +1,525 @@
+"""Reading what commits have changed, over a range of the history.
+
+1. Parents are followed from the end of the range to its start, and each commit's own delta is
+   fetched on the way, many at once; manifests that deltas refer to are checked for existence. Only
+   then is anything returned: a range that has partly expired is an error, never a shorter answer.
+2. From the oldest commit on, the delta's chunk tables are decoded and become records. For the net
+   change, they are merged with those before.
+
+Invariants: a compaction never replaces a commit's own delta, and a run is never taken for one, so
+compactions are not visible; manifests of the base are not read, except for the net change, where
+chunks that were unset in the range are looked up at its start.
+
+A comparison of two snapshots tells the differences by node: chunks, moves and truncations.
+
+Which cells of arrays came, changed or went between two snapshots
+-----------------------------------------------------------------
+
+The deltas of the commits in between say which chunks were written or deleted. Only chunks that
+these touch, or that lie across an edge that has moved, are looked up in the two snapshots. An array
+that is another one at the end, or whose values are decoded in another way, counts as written anew.
+
+Where the commits in between have expired, and both snapshots are still there, `compared_cells`
+compares where each chunk lies instead. A chunk that lies elsewhere counts as written.
+
+Invariant: positions mean the same cells at both ends. Where a commit has moved chunks to other
+positions (`Session.shift_array`, `Session.reindex_array`), it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from zarr_manifests.engine.ancestry import FOLLOWING, ancestors, walk_length
+from zarr_manifests.engine.differences import (
+    delta_of,
+    deltas_between,
+    distinct,
+    merge_base,
+    net_changes,
+    tables_of,
+    touched_chunks,
+)
+from zarr_manifests.engine.view import ReadContext, SnapshotView
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    HistoryExpiredError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectNotFoundError,
+)
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.manifest import Delta, Node
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.root import Branch
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.keys import ArrayMeta, absolute
+from zarr_manifests.planning.changes import (
+    ArrayShape,
+    CellChanges,
+    Change,
+    ChangedArray,
+    Net,
+    NodeTable,
+    add_layer,
+    changes_of,
+    classify_cells,
+)
+from zarr_manifests.planning.components import changed_nodes, compare_documents
+from zarr_manifests.planning.live_deltas import lies_in
+from zarr_manifests.planning.merge import (
+    Layer,
+    Overlay,
+    agree,
+    difference,
+    inside,
+    merge_layers,
+    narrower,
+)
+from zarr_manifests.progress import counted
+from zarr_manifests.reports import Diff
+
+type Mode = Literal["log", "net"]
+
+_AT_ONCE: Final = 64
+
+
+class LoggedCommit(Struct, frozen=True):
+    """A commit: the id of its snapshot, and its delta."""
+
+    snapshot_id: str
+    log: BlobRef
+
+
+def changes_between(
+    context: ReadContext,
+    start: str | None,
+    end: BlobRef,
+    mode: Mode,
+    *,
+    floor: str | None = None,
+) -> Iterator[Change]:
+    """The changes of the commits after snapshot `start` (None: all) up to the one at `end`.
+
+    `floor` is the oldest snapshot in history, if that is not the first; `progress` is told how many
+    commits were found, and how many were read.
+
+    Raises
+    ------
+    HistoryExpiredError
+        If some of the range has expired.
+    InvalidArgumentError
+        If `start` is not an ancestor, or there is no such mode.
+    """
+    if mode not in ("log", "net"):
+        raise InvalidArgumentError(f"there is no mode {mode!r}: choose 'log' or 'net'")
+    with if_expired(context, start, end):
+        commits, before = commits_between(context, start, end, floor)
+        view = None if before is None else context.open_view(before)
+    read = _log if mode == "log" else _net
+    records = read(context, view, commits)
+    return _guarded(context, start, end, records)
+
+
+def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
+    """Which of these chunks (int64[n, ndim], n >= 1) exist; reads only leaves that may tell."""
+    return ~agree(None, view.chunks_at(node_id, coords), coords)
+
+
+def commits_between(
+    context: ReadContext,
+    start: str | None,
+    end: BlobRef,
+    floor: str | None = None,
+) -> tuple[list[LoggedCommit], BlobRef | None]:
+    """The commits, oldest first, and the snapshot before the first of them.
+
+    Their deltas are fetched.
+    """
+    stop = None if start is None else snapshot_key(start)
+    commits: list[LoggedCommit] = []
+    due: list[Snapshot] = []
+    before: BlobRef | None = None
+    length = walk_length(context, end, floor if start is None else start)
+    if length is not None and start is not None:
+        length -= 1  # its own commit is not one of them
+    for ref, snapshot in counted(FOLLOWING, ancestors(context, end), length):
+        if ref.key == stop:
+            before = ref
+            break
+        commits.append(LoggedCommit(snapshot_id_of(ref.key), snapshot.log.bare()))
+        due.append(snapshot)
+        if len(due) == _AT_ONCE:
+            _check_logs(context, due)
+            due = []
+        if snapshot.parent is not None and snapshot_id_of(ref.key) == floor:
+            raise _expired(start, end, f"the history of the branch begins at {floor}")
+    if before is None and start is not None:
+        raise InvalidArgumentError(
+            f"snapshot {start} is not an ancestor of {snapshot_id_of(end.key)}; give the older "
+            "one first"
+        )
+    _check_logs(context, due)
+    return commits[::-1], before
+
+
+def _check_logs(context: ReadContext, snapshots: list[Snapshot]) -> None:
+    """Fetch the commits' deltas, and check that the manifests they name exist."""
+    loads = [partial(delta_of, context, snapshot) for snapshot in snapshots]
+    deltas: list[Delta] = context.runtime.parallel(loads)
+    manifests = [ref.blob.key for delta in deltas for ref in delta.manifests]
+    context.runtime.parallel([partial(context.storage.head, key) for key in manifests])
+
+
+def _log(
+    context: ReadContext,
+    before: SnapshotView | None,
+    commits: list[LoggedCommit],
+) -> Iterator[Change]:
+    nodes = NodeTable(() if before is None else before.nodes.values())
+    for commit in counted("reading commits", commits):
+        delta = context.objects.load(commit.log, Delta)
+        yield from changes_of(nodes, delta, tables_of(context, delta), commit.snapshot_id)
+
+
+def _net(
+    context: ReadContext,
+    before: SnapshotView | None,
+    commits: list[LoggedCommit],
+) -> Iterator[Change]:
+    net = Net.since(() if before is None else before.nodes.values())
+    for commit in counted("reading commits", commits):
+        delta = context.objects.load(commit.log, Delta)
+        net.add(delta, tables_of(context, delta))
+
+    def there(node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
+        assert before is not None  # else no node was there
+        return chunks_there(before, node_id, coords)
+
+    yield from net.changes(there)
+
+
+def _guarded(
+    context: ReadContext, start: str | None, end: BlobRef, records: Iterator[Change]
+) -> Iterator[Change]:
+    """The records; raises `HistoryExpiredError` if some of the range expires meanwhile."""
+    with if_expired(context, start, end):
+        yield from records
+
+
+@contextmanager
+def if_expired(context: ReadContext, start: str | None, end: BlobRef) -> Iterator[None]:
+    """A block in which missing objects mean that some of the range has expired."""
+    try:
+        yield
+    except ObjectNotFoundError as error:
+        raise _expired(start, end, f"{error} ({context.storage.url})") from error
+    except CorruptObjectError as error:
+        if isinstance(error.__cause__, ObjectNotFoundError):
+            raise _expired(start, end, str(error.__cause__)) from error
+        raise
+
+
+def _expired(start: str | None, end: BlobRef, why: str) -> HistoryExpiredError:
+    since = "the first snapshot" if start is None else f"snapshot {start}"
+    return HistoryExpiredError(
+        f"the changes from {since} to {snapshot_id_of(end.key)} are not all there any more: {why}. "
+        "Read the whole of a newer snapshot, and the changes from there on; "
+        "`repo.ancestry()` lists what there is"
+    )
+
+
+# --- comparing ---------------------------------------------------------------------------------
+
+
+def compare(context: ReadContext, start: Branch, end: Branch, *, symmetric: bool = True) -> Diff:
+    """What changed from the snapshot `start` to the snapshot `end`.
+
+    If `start` is no ancestor of `end`: what `end` has changed since both were last the same; or,
+    if not `symmetric`, all that differs between them.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `end` has changed nothing since, because it is an ancestor of `start`.
+    ConflictError
+        After a criss-cross merge, since there is no one snapshot to start from.
+    HistoryExpiredError
+        If snapshots between them have expired.
+    """
+    before, after = context.open_branch(start), context.open_branch(end)
+    deltas = _logged(context, before, after)
+    if deltas is None:
+        root = context.roots.read().root
+        if symmetric:
+            base = merge_base(context, root, before.ref, after.ref).at
+            if base.key == after.ref.key:
+                raise InvalidArgumentError(
+                    f"{before.snapshot_id} is not an ancestor of {after.snapshot_id}, but comes "
+                    "after it; give the older snapshot first, or symmetric=False"
+                )
+            before = context.open_view(base)
+            deltas = _logged(context, before, after)
+        if deltas is None:
+            deltas = [net_changes(context, root, before, after)]
+    return _difference(context, before, after, deltas)
+
+
+def _logged(
+    context: ReadContext, before: SnapshotView, after: SnapshotView
+) -> Sequence[Delta] | None:
+    """The deltas of the commits between; None if the first is no ancestor of the second."""
+    with if_expired(context, before.snapshot_id, after.ref):
+        return deltas_between(context, before, after.ref)
+
+
+def _difference(
+    context: ReadContext, before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
+) -> Diff:
+    """The changes in these deltas, which are all those after `before` up to `after`."""
+    changed = changed_nodes(before.nodes, after.nodes)
+    paths = {node.node_id: absolute(path) for path, node in after.nodes.items()}
+    touched = touched_chunks(context, deltas, paths)
+    chunks = {paths[node_id]: distinct(coords) for node_id, coords in touched.items()}
+    cuts: dict[bytes, Coords] = {}
+    for node_id, shape in ((i, shape) for delta in deltas for i, shape in delta.truncated.items()):
+        if node_id in paths and node_id in before.by_id:
+            cuts[node_id] = narrower(cuts.get(node_id), shape) or shape
+    arrays = {
+        absolute(path): node.array
+        for path, node in after.nodes.items()
+        if node.array is not None and absolute(path) in chunks
+    }
+    return Diff(
+        changed.created,
+        changed.updated,
+        changed.deleted,
+        dict(sorted(chunks.items())),
+        changed.moved,
+        {paths[node_id]: shape for node_id, shape in cuts.items()},
+        {path: array.grid.shape for path, array in arrays.items()},
+        {p: tuple(a.dimension_names) for p, a in arrays.items() if a.dimension_names},
+        changed.fields,
+    )
+
+
+# --- cells of arrays ----------------------------------------------------------------------------
+
+
+def changed_cells(
+    context: ReadContext, start: str | None, end: Branch, paths: Sequence[str]
+) -> CellChanges:
+    """What happened to the cells of arrays of one shape after snapshot `start` up to `end`.
+
+    Without `start`, all cells of `end` are new.
+
+    Raises
+    ------
+    NotFoundError
+        If an array is in neither snapshot.
+    InvalidArgumentError
+        If `start` is not an ancestor, the arrays have different shapes, or a commit has moved
+        their chunks to other positions.
+    HistoryExpiredError
+        If some of the range has expired.
+    """
+    with if_expired(context, start, end.head):
+        commits: Sequence[LoggedCommit] = ()
+        before = None
+        if start is not None:
+            commits, before = commits_between(context, start, end.head, end.floor)
+        old = None if before is None else context.open_view(before)
+        new = context.open_view(end.head)
+        pairs = [_pair(path, old, new) for path in paths]
+        kept = {was.node.node_id: was for was, now in pairs if was and _means_the_same(was, now)}
+        layers: dict[bytes, list[Layer]] = {node_id: [] for node_id in kept}
+        grids = {node_id: was.node for node_id, was in kept.items()}
+        for commit in commits:
+            delta = context.objects.load(commit.log, Delta)
+            tables = tables_of(context, delta, kept)
+            _refuse_moves(commit.snapshot_id, grids, delta, tables)
+            grids |= {node.node_id: node for node in delta.nodes if node.node_id in kept}
+            for node_id in kept.keys() & {*delta.truncated, *tables}:
+                add_layer(layers[node_id], delta, node_id, tables)
+        found = _classified(pairs, lambda was, _: merge_layers(layers[was.node.node_id]))
+    return replace(found, start=start, end=snapshot_id_of(end.head.key))
+
+
+def compared_cells(
+    context: ReadContext, start: Branch, end: Branch, paths: Sequence[str]
+) -> CellChanges:
+    """The same without the commits in between: the chunk tables of both snapshots are compared.
+
+    Raises
+    ------
+    NotFoundError
+        If an array is in neither snapshot.
+    InvalidArgumentError
+        If the arrays have different shapes.
+    """
+    old, new = context.open_branch(start), context.open_branch(end)
+    pairs = [_pair(path, old, new) for path in paths]
+    found = _classified(pairs, lambda was, now: Overlay(None, difference(now.table, was.table)))
+    return replace(found, start=old.snapshot_id, end=new.snapshot_id)
+
+
+class _Array(Struct, frozen=True):
+    """An array in one of the two snapshots."""
+
+    view: SnapshotView
+    node: Node
+    meta: ArrayMeta
+
+    @classmethod
+    def of(cls, view: SnapshotView, node: Node | None) -> _Array | None:
+        """The node in the snapshot, if it is an array."""
+        return None if node is None or node.array is None else cls(view, node, node.array)
+
+    @property
+    def shape(self) -> ArrayShape:
+        return ArrayShape(self.meta.shape, self.meta.chunk_shape)
+
+    @property
+    def table(self) -> ChunkTable | None:
+        """All chunks that exist."""
+        return self.view.chunks(self.node.node_id)
+
+    def there(self, coords: IndexArray) -> npt.NDArray[np.bool_]:
+        """Which of these chunks exist."""
+        return chunks_there(self.view, self.node.node_id, coords)
+
+    def chunks(self, boxes: Iterable[Box] | None = None) -> IndexArray:
+        """The chunks that exist: all, or those in any of the boxes, which do not overlap."""
+        if boxes is None:
+            tables = [self.table]
+        else:
+            tables = [self.view.chunks_in(self.node.node_id, box) for box in boxes]
+        found = [table.coords() for table in tables if table is not None]
+        return np.concatenate([np.empty((0, len(self.meta.shape)), np.int64), *found])
+
+
+type _Pair = tuple[_Array | None, _Array | None]
+
+
+def _pair(path: str, old: SnapshotView | None, new: SnapshotView) -> _Pair:
+    """The array at both ends, which may have had another path at the start."""
+    name = path.strip("/")
+    now, was = _Array.of(new, new.nodes.get(name)), None
+    if old is not None:
+        moved = None if now is None else old.by_id.get(now.node.node_id)
+        was = _Array.of(old, old.nodes.get(name) if moved is None else moved)
+    if was is None and now is None:
+        raise NotFoundError(f"there is no array {absolute(name)} in snapshot {new.snapshot_id}")
+    return was, now
+
+
+def _classified(
+    pairs: Sequence[_Pair], overlay: Callable[[_Array, _Array], Overlay]
+) -> CellChanges:
+    """What happened to the cells; `overlay` says which chunks changed of an array that stayed."""
+    arrays = [
+        _changed(was, now, overlay(was, now))
+        if was is not None and now is not None and _means_the_same(was, now)
+        else _replaced(was, now)
+        for was, now in pairs
+    ]
+    return classify_cells([_path(pair) for pair in pairs], arrays)
+
+
+def _path(pair: _Pair) -> str:
+    was, now = pair
+    found = now or was
+    assert found is not None  # `_pair` has found one
+    return absolute(found.node.path)
+
+
+def _means_the_same(was: _Array, now: _Array | None) -> bool:
+    """Whether a chunk that nobody has written has the same values at both ends."""
+    if now is None or was.node.node_id != now.node.node_id:
+        return False
+    return not compare_documents(was.node, now.node).structure
+
+
+def _refuse_moves(
+    snapshot_id: str,
+    nodes: Mapping[bytes, Node],
+    delta: Delta,
+    tables: Mapping[bytes, Sequence[ChunkTable]],
+) -> None:
+    """Raise if a commit has cut chunks off and set chunks in their place, as moves do."""
+    for node_id in nodes.keys() & delta.truncated.keys() & tables.keys():
+        node, cut = nodes[node_id], delta.truncated[node_id]
+        for table in tables[node_id]:
+            coords = table.coords()[table.kind != RefKind.UNSET]
+            known = node.array is not None and inside(coords, node.array.grid.hi)
+            if (known & ~inside(coords, cut)).any():
+                raise InvalidArgumentError(
+                    f"commit {snapshot_id} has moved chunks of {absolute(node.path)} to other "
+                    "positions (shift_array, reindex_array, or a cut and a write in one), so its "
+                    "cells cannot be compared with those before. Read the whole of a newer "
+                    "snapshot, and the changes from there on"
+                )
+
+
+def _changed(was: _Array, now: _Array, overlay: Overlay) -> ChangedArray:
+    """What has happened to an array, by what the merged deltas or the chunk tables say."""
+    written = np.empty((0, len(now.meta.shape)), np.int64)
+    dropped = was.chunks(_cut_off(was.meta.grid.hi, overlay.truncated))
+    if overlay.table is not None:
+        coords, unset = overlay.table.coords(), overlay.table.kind == RefKind.UNSET
+        written = coords[~unset]
+        gone = coords[unset & inside(coords, was.meta.grid.hi)]
+        if len(gone):
+            dropped = np.concatenate([dropped, gone[was.there(gone)]])
+    edges = _moved_edges(was.meta, now.meta)
+    # Appends write all chunks at the edge again; nothing is looked up for them then.
+    exposed = now.chunks(box for box in edges if int(lies_in(box, written).sum()) < box.size)
+    return ChangedArray(was.shape, now.shape, written, dropped, exposed, was.there, now.there)
+
+
+def _replaced(was: _Array | None, now: _Array | None) -> ChangedArray:
+    """An array that is another one now: every chunk was dropped, or written."""
+    some = now or was
+    assert some is not None  # `_pair` has found one
+    nothing = np.empty((0, len(some.meta.shape)), np.int64)
+    return ChangedArray(
+        None if was is None else was.shape,
+        None if now is None else now.shape,
+        nothing if now is None else now.chunks(),
+        nothing if was is None else was.chunks(),
+        nothing,
+        (was or some).there,
+        (now or some).there,
+    )
+
+
+def _moved_edges(was: ArrayMeta, now: ArrayMeta) -> Iterator[Box]:
+    """Boxes of the chunks across the nearer of the two edges of an axis that has another length."""
+    grid = tuple(map(min, was.grid.hi, now.grid.hi))
+    for axis, chunk in enumerate(now.chunk_shape):
+        nearer = min(was.shape[axis], now.shape[axis])
+        if was.shape[axis] != now.shape[axis] and nearer % chunk:
+            yield _slab(grid, axis, nearer // chunk, nearer // chunk + 1)
+
+
+def _cut_off(grid: Coords, cut: Coords | None) -> Iterator[Box]:
+    """Boxes, apart from each other, of the chunks in the grid that a truncation has removed."""
+    for axis, size in enumerate(grid):
+        if cut is not None and cut[axis] < size:
+            yield _slab(grid, axis, cut[axis], size)
+            grid = (*grid[:axis], cut[axis], *grid[axis + 1 :])
+
+
+def _slab(grid: Coords, axis: int, lo: int, hi: int) -> Box:
+    start = tuple(lo if a == axis else 0 for a in range(len(grid)))
+    return Box(start, tuple(hi if a == axis else n for a, n in enumerate(grid)))

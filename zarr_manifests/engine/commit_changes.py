@@ -1,0 +1,508 @@
+"""Commits: the changes of a session, as a delta and a snapshot that land on its branch.
+
+1. The change set becomes a delta (its larger chunk tables manifests of their own) and a snapshot.
+   Every pointer's key, length and checksum are known beforehand, so all of it is uploaded in one
+   round (`landing`), together with the packs still to be written, and the fsync of chunks written
+   so far. What the change set has spilled is referred to as it is.
+2. If somebody else's swap came first and moved the branch, the commit is put on top of the new tip
+   where that is safe (`rebase`, `relocate`). Its snapshot is written anew, its delta only where
+   nodes that both sides changed were merged; chunks and manifests are never uploaded twice.
+
+Whether the marks allow the commit (`check_marks`), whether the session may still commit
+(`admitted`), and whether a snapshot that chunk refs were taken from is still in history, is checked
+against each root that is about to be replaced, in this order. So all held when the swap took
+effect. What a commit says about itself is checked before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from operator import ge, le
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from zarr_manifests.engine.ancestry import find_kept
+from zarr_manifests.engine.change_set import ChangeSet, Rows, Spilled, resident, rows_of
+from zarr_manifests.engine.chunks import sync_parts
+from zarr_manifests.engine.differences import delta_of
+from zarr_manifests.engine.epochs import admitted
+from zarr_manifests.engine.landing import (
+    Landed,
+    NextVersion,
+    check_marks,
+    encoded_delta,
+    land,
+    marks_after,
+    take_zones,
+    tell_landed,
+    zones_upload,
+)
+from zarr_manifests.engine.metadata import SessionKeys, Upload
+from zarr_manifests.engine.packs import Pack
+from zarr_manifests.engine.rebase import (
+    Mine,
+    Rebasing,
+    Relocating,
+    combined,
+    rebase_changes,
+    relocate_changes,
+)
+from zarr_manifests.engine.roots import is_missing
+from zarr_manifests.engine.totals import Effect, effect_of
+from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
+from zarr_manifests.engine.workspace import UNKNOWN, TipCheck, Workspace
+from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    ManifestsError,
+    MissingChunkError,
+)
+from zarr_manifests.format.chunk_table import RefKind
+from zarr_manifests.format.manifest import Delta, Manifest, Node
+from zarr_manifests.format.records import BlobRef, pack, plain, unpack
+from zarr_manifests.format.root import (
+    Branch,
+    Root,
+)
+from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
+from zarr_manifests.ids import COMMIT_ID_BYTES, session_of, snapshot_id_of
+from zarr_manifests.planning.components import Reads
+from zarr_manifests.planning.conflict import MarkStep, Txn
+
+_QUICK_BYTES: Final = 4 << 20
+"""Up to this many bytes, packs are written in the round of the writer's turn."""
+
+
+class CommitRequest(Struct, frozen=True):
+    """What a commit says about itself, and how it may land.
+
+    Parameters
+    ----------
+    message : str
+        Its message.
+    metadata : mapping
+        Its metadata, checked.
+    rebasing : Rebasing
+        What to do if other commits came first.
+    attempts : int, optional
+        The number of attempts; by default as configured.
+    relocating : Relocating, optional
+        Whether to put its appends behind those of others.
+    check_tip : callable, optional
+        Checks a tip that has moved before the commit is put on top of it, besides the workspace's
+        own checks.
+    amends : SnapshotView, optional
+        The branch's head, which the commit replaces.
+    source : str, optional
+        Id of a snapshot from which chunk refs were taken: it must be in history when the commit
+        lands.
+    txn : Txn, optional
+        The application's step that it is; it then lands even if it changes nothing.
+    steps : tuple of MarkStep
+        Other marks that it moves, each of which must be where the step begins.
+    merged : tuple of str, optional
+        Of a merge: the ids of the snapshot that it merges, and of the one since which.
+    """
+
+    message: str
+    metadata: Mapping[str, Any]
+    rebasing: Rebasing = field(default_factory=Rebasing)
+    attempts: int | None = None
+    relocating: Relocating | None = None
+    check_tip: TipCheck | None = None
+    amends: SnapshotView | None = None
+    source: str | None = None
+    txn: Txn | None = None
+    steps: tuple[MarkStep, ...] = ()
+    merged: tuple[str, str] | None = None
+
+
+class _Prepared(Struct, frozen=True):
+    """An encoded commit; only the snapshot's place depends on the tip it lands on.
+
+    Its `effect` is known if it was computed on the snapshot it was made on, and all later commits
+    are disjoint from it.
+    """
+
+    delta: Delta
+    uploads: tuple[Upload, ...]
+    snapshot: Snapshot
+    tables: Mapping[bytes, Sequence[Rows]]
+    coordinates: frozenset[bytes]
+    reads: Reads
+    zones: BlobRef | None = None
+    effect: Effect | None = None
+
+
+def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Landed:
+    """Commit the workspace's changes to the branch, and write the packs they refer to.
+
+    The workspace is closed if the outcome is unknown.
+
+    Raises
+    ------
+    SnapshotExpiredError
+        If `request.source` is no longer in history; nothing was committed.
+    TransactionAlreadyCommitted, TransactionGapError
+        If `request.txn` was committed before, or versions before it are missing.
+    ConflictError
+        If the branch has moved and the changes cannot be rebased, the head to amend is no longer
+        the head, or a mark is not where it should be; nothing was committed.
+    FencedError
+        If the session began before the repository's fence and holds no lease, or another writer
+        has claimed the branch since.
+    CommitOutcomeUnknownError
+        If it cannot be determined whether the swap took effect.
+    """
+    context, amends = workspace.context, request.amends
+    view, amended = workspace.contents.view, None
+    if amends is not None and amends.snapshot.parent is not None:
+        with _amending(workspace, branch, amends):
+            view = context.open_view(amends.snapshot.parent)
+            amended = delta_of(context, amends.snapshot)
+    try:
+        with workspace.packed() as (changes, packs):
+            if amends is not None and amended is not None:
+                with _amending(workspace, branch, amends):
+                    zones = dict(changes.zones)
+                    changes = replace(combined(context, view, amended, changes), zones=zones)
+                    take_zones(context, changes, amends.snapshot)
+            start_s = context.runtime.monotonic_s()
+            done = _landed(workspace, branch, request, view, changes, packs)
+            tell_landed(context, "commit", branch, done.head, start_s)
+    except BaseException as error:
+        if isinstance(error, ConflictError):
+            context.meter.add("conflicts")
+        # An interrupt may have come after the swap.
+        if isinstance(error, CommitOutcomeUnknownError) or not isinstance(error, ManifestsError):
+            workspace.closed = UNKNOWN
+        raise
+    return done
+
+
+def _landed(
+    workspace: Workspace,
+    branch: str,
+    request: CommitRequest,
+    view: SnapshotView,
+    changes: ChangeSet,
+    packs: Sequence[Pack],
+) -> Landed:
+    """Commit the changes, made on top of `view`, without staged chunks among them."""
+    context, keys = workspace.context, workspace.keys
+    prepared = _prepare(context, view, changes, keys, request, len(packs))
+    fetch = partial(rows_of, context.objects)
+    with suppress(CorruptObjectError, MissingChunkError):  # then it is computed on the tip
+        effect = effect_of(prepared.delta, prepared.tables, view, fetch)  # not in the turn
+        prepared = replace(prepared, effect=effect)
+    pending: list[Callable[[], object]] = [
+        partial(pack.write, context.storage, durable=True) for pack in packs
+    ]
+    pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
+    attempt = _Attempt(workspace, branch, request, view, changes, prepared, pending, view, prepared)
+    landed = land(
+        context,
+        branch,
+        keys,
+        request.amends or view,
+        attempt.make,
+        prepared.uploads,
+        (f"commit to {branch!r}", "the session keeps its changes, commit again later"),
+        request.attempts or context.config.commits.attempts,
+        pending=pending,
+        early=bool(changes.unsynced) or sum(pack.nbytes for pack in packs) > _QUICK_BYTES,
+    )
+    assert landed is not None  # it lands, or raises
+    return landed
+
+
+class _Attempt(Struct):
+    """A commit made on `view`, and as it is on top of `parent`, where the last attempt put it."""
+
+    workspace: Workspace
+    branch: str
+    request: CommitRequest
+    view: SnapshotView
+    changes: ChangeSet
+    prepared: _Prepared
+    pending: list[Callable[[], object]]
+    parent: SnapshotView
+    placed: _Prepared
+
+    def make(self, root: Root) -> NextVersion:
+        """The commit as of this root, if that allows it."""
+        context, request, keys = self.workspace.context, self.request, self.workspace.keys
+        check_marks(context, root, self.branch, request.txn, request.steps)
+        tip = admitted(context.roots, root, self.branch, keys, _amends(request.amends))
+        if request.source is not None:
+            find_kept(context, root, request.source)
+        if request.amends is None and tip.head.key != self.parent.ref.key:
+            self.parent, self.placed = self._moved(tip)
+        return _place(context, self.placed, self.parent, keys, request)
+
+    def _moved(self, tip: Branch) -> tuple[SnapshotView, _Prepared]:
+        """The opened tip, and the commit as it is on top of it."""
+        workspace, request, prepared = self.workspace, self.request, self.prepared
+        context, keys, rebasing = workspace.context, workspace.keys, request.rebasing
+        if request.check_tip is not None or workspace.tip_checks:
+            on = context.open_branch(tip)
+            workspace.check_tip(on)
+            if request.check_tip is not None:
+                request.check_tip(on)
+        moved = relocate_changes(workspace, self.changes, tip, request.relocating, rebasing)
+        if moved is None:
+            mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
+            rebased = rebase_changes(context, self.view, tip, self.changes, rebasing, mine)
+            if rebased.changes is self.changes:
+                same = prepared if rebased.apart else replace(prepared, effect=None)
+                return rebased.on, same
+            moved = rebased.on, rebased.changes
+        parent, changes = moved
+        self.pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
+        placed = _prepare(context, parent, changes, keys, request, 0, prepared.delta.commit_id)
+        written = prepared.snapshot.totals["chunk-objects"]
+        totals = {**placed.snapshot.totals, "chunk-objects": written}
+        return parent, replace(placed, snapshot=replace(placed.snapshot, totals=totals))
+
+
+def _due_syncs(changes: ChangeSet) -> list[Sequence[str]]:
+    """The chunk objects that must be durable, in a few parts to sync in parallel.
+
+    Objects that were overwritten since are left out.
+    """
+    if not changes.unsynced:
+        return []
+    used = changes.chunk_objects({session_of(key) for key in changes.unsynced})
+    return sync_parts([key for key in changes.unsynced if key in used])
+
+
+def _prepare(
+    context: ReadContext,
+    view: SnapshotView,
+    changes: ChangeSet,
+    keys: SessionKeys,
+    request: CommitRequest,
+    packs: int,
+    commit_id: bytes | None = None,
+) -> _Prepared:
+    tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
+    changed = [node for node in changes.nodes.values() if node is not None]
+    encoded = {
+        (node, i): Manifest.of([(node, table)])
+        for node, parts in tables.items()
+        for i, table in enumerate(parts)
+        if resident(table)
+    }
+    commit_id = commit_id or context.runtime.random_bytes(COMMIT_ID_BYTES)
+    deleted = {p: view.nodes[p].node_id for p, n in changes.nodes.items() if n is None}
+    delta, uploads, coordinates = encoded_delta(
+        context,
+        keys,
+        view,
+        Delta(commit_id, tuple(changed), deleted, dict(changes.truncated)),
+        encoded,
+        changed,
+        [t.manifest for parts in tables.values() for t in parts if isinstance(t, Spilled)],
+    )
+    log, zones = uploads[-1].ref, zones_upload(changes.zones, tables, keys)
+    uploads += [] if zones is None else [zones]
+    snapshot = Snapshot(
+        snapshot_id_of(keys.next("snapshots")),  # each attempt has its own id
+        context.repository_id,
+        view.ref.bare(),
+        commit_id,
+        kind_of(context, view, changes, tables),
+        request.message,
+        request.metadata,
+        context.runtime.now_ms(),
+        None,
+        (),
+        log,
+        totals_of(tables, changes.chunk_objects_written + packs),
+    )
+    at = None if zones is None else zones.ref
+    return _Prepared(delta, tuple(uploads), snapshot, tables, coordinates, changes.reads, at)
+
+
+def _place(
+    context: Context,
+    prepared: _Prepared,
+    parent: SnapshotView,
+    keys: SessionKeys,
+    request: CommitRequest,
+) -> NextVersion:
+    """The commit on top of `parent`; it comes after that, or replaces the head that it amends."""
+    amends, delta, before = request.amends, prepared.delta, parent.snapshot
+    tip = before if amends is None else amends.snapshot
+    sequence = before.sequence + 1
+    entry = DeltaEntry.of(prepared.snapshot.log, delta, sequence, prepared.coordinates)
+    effect = prepared.effect
+    if effect is None:
+        fetch = partial(rows_of, context.objects)
+        effect = effect_of(delta, prepared.tables, parent, fetch)
+    entry = replace(entry, counts=effect.counts, zones=prepared.zones)
+    marks, page, more = marks_after(context, tip, request.txn, request.steps, keys)
+    snapshot = replace(
+        prepared.snapshot,
+        base=before.base,
+        deltas=(*before.deltas, entry),
+        marks=marks,
+        marks_page=page,
+        # Amending a merge, as opposed to committing on top of one, leaves it one.
+        merged=request.merged if amends is None else tip.merged,
+        digests=before.digests,
+        sequence=sequence,
+        # Never before the tip's time, else `main@{time}` would find a snapshot too early.
+        written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
+        sums=effect.sums(parent, entry, delta),
+    )
+    uploads = [*prepared.uploads, *more]
+    left = None if amends is None else amends.snapshot_id
+    return NextVersion(parent, snapshot, uploads, delta.nodes, left=left)
+
+
+@contextmanager
+def _amending(workspace: Workspace, branch: str, head: SnapshotView) -> Iterator[None]:
+    """Read what amending a head needs; if others have changed the head, say so in the error.
+
+    Raises
+    ------
+    ConflictError
+        If something is missing, and the head is no longer the branch's head or the snapshot before
+        it has expired.
+    """
+    try:
+        yield
+    except CorruptObjectError as error:
+        roots, keys = workspace.context.roots, workspace.keys
+        if is_missing(error):
+            root = roots.with_branch(roots.read().root, branch)
+            admitted(roots, root, branch, keys, _amends(head))
+        raise
+
+
+def _amends(head: SnapshotView | None) -> tuple[str, str] | None:
+    return None if head is None else (head.ref.key, head.snapshot_id)
+
+
+# --- what a commit says about itself ------------------------------------------------------------
+
+
+def checked_message(message: object) -> str:
+    """Return the message if it is valid."""
+    if not isinstance(message, str) or not message.strip():
+        raise InvalidArgumentError("a commit needs a message: say in a line what it does")
+    try:
+        message.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"the message is not valid Unicode text: {error}") from error
+    return message
+
+
+def checked_metadata(metadata: Mapping[str, Any], of: str = "commit") -> dict[str, Any]:
+    """Return the metadata as readers will get it, if it is valid; `of` is for errors."""
+    if not isinstance(metadata, Mapping):
+        raise InvalidArgumentError(
+            f"{of} metadata is a map of names to values, not a {type(metadata).__name__}"
+        )
+    try:
+        # Nested as deep as it will be stored: not all that packs can be unpacked.
+        ((checked,),) = plain(unpack(pack([[dict(metadata)]], default=_plain)))
+    except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
+        raise InvalidArgumentError(
+            f"{of} metadata must be made of strings, numbers, lists and maps: {error}"
+        ) from error
+    if not all(isinstance(name, str) for name in checked):
+        raise InvalidArgumentError(f"the names in {of} metadata must be strings")
+    return dict(checked)
+
+
+def _plain(value: object) -> object:
+    """Convert numpy numbers to Python's, and points in time to ISO 8601 text."""
+    match value:
+        case np.bool():
+            return bool(value)
+        case np.timedelta64():
+            pass  # numpy counts it as an integer, and the number is meaningless without its unit
+        case np.integer():
+            return int(value)
+        case np.floating():
+            return float(value)
+        case np.datetime64():
+            return str(value)
+    raise TypeError(f"{value!r:.80} is of another type")
+
+
+def totals_of(tables: Mapping[bytes, Sequence[Rows]], chunk_objects: int) -> dict[str, int]:
+    """The counts of its own commit that a snapshot stores, given its chunk tables."""
+    each = [rows for parts in tables.values() for rows in parts]
+    unset = sum(map(_unset, each))
+    return {
+        "refs-set": sum(map(len, each)) - unset,
+        "refs-unset": unset,
+        "chunk-bytes": sum(map(_written_bytes, each)),
+        "chunk-objects": chunk_objects,
+    }
+
+
+def _unset(rows: Rows) -> int:
+    if isinstance(rows, Spilled):
+        return rows.unset
+    return int((rows.kind == RefKind.UNSET).sum())
+
+
+def _written_bytes(rows: Rows) -> int:
+    if isinstance(rows, Spilled):
+        return rows.written_bytes
+    return int(rows.length[rows.kind != RefKind.VIRTUAL].sum())
+
+
+def kind_of(
+    context: ReadContext,
+    view: SnapshotView,
+    changes: ChangeSet,
+    tables: Mapping[bytes, Sequence[Rows]],
+) -> CommitKind:
+    """The commit's label: deletions first, then whether written chunks are beyond the old grid."""
+    each = [(node, rows) for node, parts in tables.items() for rows in parts]
+    unset = any(_unset(rows) for _, rows in each)
+    # Moving an array's chunks truncates it completely and adds new rows.
+    cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
+    alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
+    gone = {view.nodes[path].node_id for path, node in changes.nodes.items() if node is None}
+    if unset or cut or gone - alive:
+        return CommitKind.DELETE
+    if not tables:
+        return CommitKind.METADATA
+    return (
+        CommitKind.APPEND
+        if all(_beyond(context, view.by_id.get(node), rows) for node, rows in each)
+        else CommitKind.OVERWRITE
+    )
+
+
+def _beyond(context: ReadContext, before: Node | None, rows: Rows) -> bool:
+    """Whether all rows could come from an append.
+
+    They could if they are outside the array's previous grid or in its partial edge, or belong to a
+    coordinate, which an append rewrites.
+    """
+    if before is None or before.array is None:
+        return before is None
+    meta = before.array
+    if meta.is_coordinate(before.path):
+        return True
+    whole = tuple(n // c if c else 0 for n, c in zip(meta.shape, meta.chunk_shape, strict=True))
+    if any(map(ge, rows.box.lo, whole)):
+        return True
+    if all(map(le, rows.box.hi, whole)):
+        return False
+    coords = rows_of(context.objects, rows).coords()
+    return bool((coords >= whole).any(axis=1).all())

@@ -1,0 +1,438 @@
+"""What differs between two snapshots: the logs in between, their common past, and one net delta.
+
+A log that cannot be read, or belongs to another commit than its snapshot says, is an error:
+conflicts are never guessed.
+
+Each snapshot has one parent, so the parents make a tree. A merge also names the snapshot that it
+has brought in (`merged`), whose changes its line has from then on. Invariant: a merge base is known
+only if all that lies above it could be read; else the history has expired.
+
+For a net delta, the logs of both lines since they part say which places may differ, and only these
+are compared. So the cost follows from what was changed, not from the size of the arrays. Invariant:
+a place is in the delta if and only if it differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from zarr_manifests.engine.ancestry import ancestors, floor_below, snapshot_ref
+from zarr_manifests.engine.chunks import ChunkReader
+from zarr_manifests.engine.roots import is_missing
+from zarr_manifests.engine.view import ReadContext, SnapshotView
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    CorruptObjectError,
+    HistoryExpiredError,
+    MissingChunkError,
+    SnapshotExpiredError,
+)
+from zarr_manifests.format.chunk_table import ChunkTable, Unset, VirtualRef
+from zarr_manifests.format.manifest import Delta, Manifest
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.root import Root
+from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.ids import COMMIT_ID_BYTES, snapshot_id_of, snapshot_key
+from zarr_manifests.planning.merge import agree, inside, pick, unset_at
+from zarr_manifests.progress import counted
+
+
+def deltas_between(
+    context: ReadContext, older: SnapshotView, newer: BlobRef, floor: str | None = None
+) -> list[Delta] | None:
+    """Deltas of the commits after `older` up to `newer`, newest first; None if not an ancestor.
+
+    Snapshots older than `floor` do not count as ancestors. Commits that changed nothing may be left
+    out.
+    """
+    listed = listed_since(context, older, newer, floor)
+    if listed is None:
+        found: list[Delta] = []
+        for ref, snapshot in ancestors(context, newer, floor):
+            if ref.key == older.ref.key:
+                return found
+            found.append(delta_of(context, snapshot))
+        return None
+    loaded = context.objects.load_all([(entry.log, Delta) for entry in listed])
+    deltas = list[Delta]()
+    for entry in reversed(listed):
+        delta = loaded[entry.log.key]
+        entry.check(delta)
+        deltas.append(delta)
+    return deltas
+
+
+def listed_since(
+    context: ReadContext, older: SnapshotView, newer: BlobRef, floor: str | None = None
+) -> tuple[DeltaEntry, ...] | None:
+    """The entries that `newer`'s read list has after the ancestor `older`; None if unclear.
+
+    It is valid if it has the log of the commit that made `older`, which is unique to that snapshot,
+    and after it each commit's own log. Then no snapshot in between has to be read, and logs can be
+    read in one round, or not at all. If there was a compaction in between, the snapshot that it was
+    made of is used, and those after it have entries of their own.
+    """
+    floor_key = None if floor is None else snapshot_key(floor)
+    since: tuple[DeltaEntry, ...] = ()
+    ref: BlobRef | None = newer
+    seen: set[str] = set()
+    while ref is not None and ref.key not in seen:
+        seen.add(ref.key)
+        snapshot = context.objects.load(ref, Snapshot)
+        logs = [entry.log.key for entry in snapshot.deltas]
+        listed = snapshot.log.key in logs[-1:]
+        if not listed and snapshot.kind is not CommitKind.REWRITE:
+            return None
+        if ref.key == older.ref.key or older.snapshot.log.key in logs:
+            at = len(logs) if ref.key == older.ref.key else logs.index(older.snapshot.log.key) + 1
+            since = (*snapshot.deltas[at:], *since)
+            whole = all(entry.first == entry.last for entry in since)
+            return since if whole and _is_above(context, older, floor) else None
+        since = (*snapshot.deltas[-1:], *since) if listed else since
+        ref = snapshot.parent if ref.key != floor_key else None
+    return None
+
+
+def _is_above(context: ReadContext, older: SnapshotView, floor: str | None) -> bool:
+    """Whether an ancestor is the floor or newer."""
+    if floor is None or floor == older.snapshot_id:
+        return True
+
+    def sequence() -> int:
+        return context.objects.load(snapshot_ref(context, floor), Snapshot).sequence
+
+    lowest: int = context.objects.cache.obtain(("sequence", floor), sequence)
+    return lowest < older.snapshot.sequence
+
+
+def delta_of(context: ReadContext, snapshot: Snapshot) -> Delta:
+    """The delta of the snapshot's commit."""
+    log = snapshot.log
+    if snapshot.deltas and snapshot.deltas[-1].log.key == log.key:
+        log = snapshot.deltas[-1].log  # with the copy that the read list may carry
+    delta = context.objects.load(log, Delta)
+    if delta.commit_id != snapshot.commit_id:
+        raise CorruptObjectError(f"{log.key} is the log of another commit than its snapshot's")
+    return delta
+
+
+def tables_of(
+    context: ReadContext, delta: Delta, wanted: Container[bytes] | None = None
+) -> dict[bytes, tuple[ChunkTable, ...]]:
+    """The chunks a commit set or unset, by node, for all nodes or those wanted."""
+    tables: dict[bytes, tuple[ChunkTable, ...]] = {}
+    due = [
+        ref
+        for ref in delta.manifests
+        if wanted is None or any(part.node_id in wanted for part in ref.parts)
+    ]
+    loaded = context.objects.load_all([(ref.blob, Manifest) for ref in due])
+    manifests = [(delta.embedded, delta.embedded.directory())]
+    manifests += [(loaded[ref.blob.key], ref.parts) for ref in due]
+    for manifest, named in manifests:
+        if manifest.directory() != named:
+            raise CorruptObjectError("a manifest of a delta has other chunk tables than it says")
+        for part, data in manifest.parts:
+            if wanted is None or part.node_id in wanted:
+                found = manifest.decode(part, data)
+                tables[part.node_id] = (*tables.get(part.node_id, ()), found)
+    return tables
+
+
+def touched_chunks(
+    context: ReadContext, deltas: Iterable[Delta], wanted: Container[bytes] | None = None
+) -> dict[bytes, list[IndexArray]]:
+    """The coordinates that these commits set or unset, by node, for all nodes or those wanted."""
+    found: dict[bytes, list[IndexArray]] = {}
+    for delta in deltas:
+        for node_id, tables in tables_of(context, delta, wanted).items():
+            found.setdefault(node_id, []).extend(table.coords() for table in tables)
+    return found
+
+
+def distinct(coords: Sequence[IndexArray]) -> IndexArray:
+    """All of these coordinates (at least one array) without duplicates, in C order."""
+    together = np.concatenate(coords)
+    if not len(together):
+        return together
+    box = Box.around_coords(together)
+    return box.unravel(np.unique(box.ravel(together)))
+
+
+# --- the common past ---------------------------------------------------------------------------
+
+type Line = list[tuple[BlobRef, Snapshot]]
+"""Snapshots, newest first, each of which is the parent of the one before."""
+
+
+class Parted(Struct, frozen=True):
+    """Two lines of history, newest first, down to the newest snapshot that both have."""
+
+    left: Line
+    right: Line
+    at: BlobRef
+
+
+def parted(context: ReadContext, root: Root, left: BlobRef, right: BlobRef) -> Parted:
+    """Where the lines of two snapshots part, by their parents.
+
+    Raises
+    ------
+    HistoryExpiredError
+        If that has expired.
+    """
+    walks = [ancestors(context, ref, floor_below(context, root, ref)) for ref in (left, right)]
+    lines: tuple[Line, Line] = ([], [])
+    seen: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    now = [_next(walk) for walk in walks]
+    while any(now):
+        # Sequences only grow along a line: whoever is higher cannot be below the other.
+        a, b = now
+        side = 0 if b is None or (a is not None and a[1].sequence >= b[1].sequence) else 1
+        here = now[side]
+        assert here is not None
+        if here[0].key in seen[1 - side]:
+            lines[1 - side][seen[1 - side][here[0].key] :] = []
+            return Parted(*lines, here[0])
+        seen[side][here[0].key] = len(lines[side])
+        lines[side].append(here)
+        now[side] = _next(walks[side])
+    raise HistoryExpiredError(
+        f"the common ancestor of {snapshot_id_of(left.key)} and {snapshot_id_of(right.key)} has "
+        "expired, so what each has changed since is not known"
+    )
+
+
+def _next(walk: Iterator[tuple[BlobRef, Snapshot]]) -> tuple[BlobRef, Snapshot] | None:
+    try:
+        return next(walk, None)
+    except (CorruptObjectError, MissingChunkError) as error:
+        if is_missing(error):
+            return None
+        raise
+
+
+def _add_past(
+    context: ReadContext, root: Root, below: BlobRef, line: Line, before: dict[str, list[str]]
+) -> None:
+    """Add what the snapshots of a line come from, and those of the lines that it has merged.
+
+    By key, it is the keys of the parent and of the merged snapshot; `below` is where lines part.
+    """
+    for ref, snapshot in line:
+        parent = [] if snapshot.parent is None else [snapshot.parent.key]
+        merged = [] if snapshot.merged is None else [snapshot_key(snapshot.merged[0])]
+        before[ref.key] = parent + merged
+    for _, snapshot in line:
+        source = None if snapshot.merged is None else snapshot.merged[0]
+        if source is None or snapshot_key(source) in before:
+            continue
+        try:
+            ref = snapshot_ref(context, source)
+            _add_past(context, root, below, parted(context, root, ref, below).left, before)
+        except SnapshotExpiredError as error:
+            raise HistoryExpiredError(
+                f"snapshot {source}, which {snapshot.snapshot_id} has merged, has expired, so "
+                "which changes both lines have is not known. Repeat the commits with cherry_pick; "
+                "a tag keeps what was merged"
+            ) from error
+
+
+class MergeBase(Struct, frozen=True):
+    """The newest snapshot whose changes two lines have, and how far each has come since.
+
+    Parameters
+    ----------
+    at : BlobRef
+        That snapshot.
+    lines : Parted
+        The two lines down to where they part.
+    before : mapping of str to list of str
+        Of each snapshot above that, by key: the keys of its parent and of what it has merged.
+    """
+
+    at: BlobRef
+    lines: Parted
+    before: Mapping[str, list[str]]
+
+    def has(self, ref: BlobRef) -> set[str]:
+        """Keys of all snapshots from there on whose changes the snapshot has, itself included."""
+        found, due = {ref.key}, [ref.key]
+        while due:
+            for older in self.before.get(due.pop(), ()):
+                if older not in found:
+                    found.add(older)
+                    due.append(older)
+        return found
+
+    def joined(self, line: Line) -> BlobRef | None:
+        """The oldest snapshot of the line that has the base without coming after it.
+
+        None if the base itself is on the line.
+        """
+        if self.at.key == self.lines.at.key or any(ref.key == self.at.key for ref, _ in line):
+            return None
+        return next(ref for ref, _ in reversed(line) if self.at.key in self.has(ref))
+
+
+def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef) -> MergeBase:
+    """The newest snapshot whose changes both have, by parents and by what was merged.
+
+    Raises
+    ------
+    ConflictError
+        If there are several, of which none has the changes of another.
+    HistoryExpiredError
+        If it has expired.
+    """
+    lines = parted(context, root, ours, theirs)
+    before: dict[str, list[str]] = {}
+    for line in (lines.left, lines.right):
+        _add_past(context, root, lines.at, line, before)
+    known = MergeBase(lines.at, lines, before)
+    common = (known.has(ours) & known.has(theirs) & before.keys()) | {lines.at.key}
+    newest = common.difference(*(before.get(key, ()) for key in common))
+    if len(newest) > 1:
+        listed = ", ".join(sorted(snapshot_id_of(key) for key in newest))
+        raise ConflictError(
+            f"this is a criss-cross merge: the common ancestors {listed} do not contain each "
+            "other. Repeat the commits of one line on the other with cherry_pick, or take one of "
+            "the two merges back with reset_branch",
+            [Conflict(ConflictKind.HISTORY, "/", "history", "a criss-cross merge")],
+        )
+    (key,) = newest
+    if key == lines.at.key:
+        return known
+    return MergeBase(snapshot_ref(context, snapshot_id_of(key)), lines, before)
+
+
+# --- the net delta -----------------------------------------------------------------------------
+
+_NOBODY: Final = bytes(COMMIT_ID_BYTES)
+
+
+def net_changes(
+    context: ReadContext,
+    root: Root,
+    old: SnapshotView,
+    new: SnapshotView,
+) -> Delta:
+    """What makes the one snapshot into the other; it is no commit's.
+
+    `progress` is told how many commits since they part were read.
+
+    Raises
+    ------
+    HistoryExpiredError
+        If their common ancestor has expired.
+    """
+    nodes = {
+        path: new.nodes.get(path)
+        for path in old.nodes.keys() | new.nodes.keys()
+        if old.nodes.get(path) != new.nodes.get(path)
+    }
+    was, now = old.by_id, new.by_id
+    tables: list[tuple[bytes, ChunkTable]] = []
+    truncated = {}
+    for node_id, coords in _touched(context, root, old, new).items():
+        array = now[node_id].array
+        if array is not None and not inside(coords, array.grid.hi).all():
+            truncated[node_id] = array.grid.hi
+            coords = coords[inside(coords, array.grid.hi)]
+        if len(coords):
+            before, after = (chunks_at(view, node_id, coords) for view in (old, new))
+            coords = coords[~same_chunks(context, new, node_id, before, after, coords)]
+            tables += [(node_id, table) for table in rows_for(after, coords)]
+    for node_id in sorted(now.keys() - was.keys()):
+        table = new.chunks(node_id)
+        tables += [] if table is None or not len(table) else [(node_id, table)]
+    return Delta(
+        _NOBODY,
+        tuple(node for node in nodes.values() if node is not None),
+        {path: old.nodes[path].node_id for path, node in nodes.items() if node is None},
+        truncated,
+        Manifest.of(tables),
+    )
+
+
+def _touched(
+    context: ReadContext, root: Root, old: SnapshotView, new: SnapshotView
+) -> dict[bytes, IndexArray]:
+    """The chunks that were changed since the lines part, of nodes that both have, in C order."""
+    lines = parted(context, root, old.ref, new.ref)
+    both = old.by_id.keys() & new.by_id.keys()
+    commits = counted("reading commits", (*lines.left, *lines.right))
+    deltas = [delta_of(context, each) for _, each in commits if each.kind is not CommitKind.REWRITE]
+    found = touched_chunks(context, deltas, both)
+    cut = {node_id for delta in deltas for node_id in delta.truncated.keys() & both}
+    for node_id in cut:
+        existing = (old.chunks(node_id), new.chunks(node_id))
+        found.setdefault(node_id, []).extend(t.coords() for t in existing if t is not None)
+    places = {node_id: distinct(coords) for node_id, coords in found.items() if coords}
+    return {node_id: coords for node_id, coords in places.items() if len(coords)}
+
+
+def same_chunks(
+    context: ReadContext,
+    view: SnapshotView,
+    node_id: bytes,
+    a: ChunkTable | None,
+    b: ChunkTable | None,
+    coords: IndexArray,
+) -> npt.NDArray[np.bool_]:
+    """Like `agree`, for chunks of a node of `view`; reads them where checksums cannot tell.
+
+    Virtual chunks then have to be the same range of the same file.
+    """
+    same, node = agree(a, b, coords), view.by_id.get(node_id)
+    array = None if node is None else node.array
+    if a is None or b is None or a is b or array is None or not array.checks_itself:
+        return same
+    reader = ChunkReader(
+        context.storage, view.snapshot_id, context.containers, context.chunks, context.runtime
+    )
+    for row in np.flatnonzero(same).tolist():
+        at = tuple(coords[row].tolist())
+        one, other = a.get(at), b.get(at)
+        if one is None or other is None or one == other:
+            continue
+        if isinstance(one, Unset | VirtualRef) or isinstance(other, Unset | VirtualRef):
+            same[row] = False
+        else:
+            data = reader.read(one, 0, one.length)
+            same[row] = data == reader.read(other, 0, other.length)
+    return same
+
+
+def chunks_at(view: SnapshotView, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+    """Those of these chunks that exist; none if the snapshot does not have the node.
+
+    (Deltas keep the chunks of deleted nodes, so a view may still find them.)
+    """
+    return view.chunks_at(node_id, coords) if len(coords) and node_id in view.by_id else None
+
+
+def differs(
+    context: ReadContext, here: SnapshotView, other: SnapshotView, node_id: bytes, at: IndexArray
+) -> npt.NDArray[np.bool_]:
+    """Which of these chunks differ between the two snapshots, of a node that is in `here`."""
+    if here is other:
+        return np.zeros(len(at), np.bool_)
+    a, b = (chunks_at(view, node_id, at) for view in (here, other))
+    return ~same_chunks(context, here, node_id, a, b, at)
+
+
+def rows_for(table: ChunkTable | None, coords: IndexArray) -> list[ChunkTable]:
+    """Rows that make these chunks what they are in the table, and unset those it does not have."""
+    gone = coords[agree(None, table, coords)]
+    rows = [unset_at(gone)] if len(gone) else []
+    there = None if table is None else pick(table, coords)
+    return [*rows, there] if there is not None and len(there) else rows

@@ -1,0 +1,607 @@
+"""Sends copies of a workspace to other processes, and merges their changes back.
+
+A `ForkState` is a value: what a copy needs to open the same snapshot, the changes it started from,
+and the changes it has now. Unpickling it does no I/O; `revive` opens the snapshot. Invariants:
+every copy takes object keys of its own before it writes; staged chunks are not pickled, so freezing
+a workspace writes its packs; a frozen copy's chunks are durable, and it holds few refs, since long
+tables are spilled; a copy's changes reach a commit only through `merge_forks` or
+`merge_reports`; a copy of another repository, session or base is refused. A commit leaves out no
+detected copy's changes unless its caller says so; reports are merged once, after the session's
+token is gone, so that a retried commit has them; a session with new object keys has no copies.
+
+The snapshot that a session reads, and the writer that moves it
+---------------------------------------------------------------
+
+Invariants: the root version a writer starts from is no newer than the snapshot it reads; each
+commit, discard or refresh gives a writer new object keys; its lease moves with it, and is dropped
+when the writer is garbage collected; a closed writer can be read, but not changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from zarr_manifests.engine.ancestry import Follower, open_head
+from zarr_manifests.engine.change_set import (
+    ChangeSet,
+    ForkState,
+    Rows,
+    Spilled,
+    lies_below,
+    rows_of,
+)
+from zarr_manifests.engine.epochs import check_fence
+from zarr_manifests.engine.leases import SessionLease
+from zarr_manifests.engine.merge_forks import Merge
+from zarr_manifests.engine.metadata import ObjectReader, SessionKeys
+from zarr_manifests.engine.node_edits import (
+    Reported,
+    check_reporting,
+    close_token,
+    open_token,
+    read_reports,
+)
+from zarr_manifests.engine.overlay import SessionView, freeze_reader, revived, same_chunk
+from zarr_manifests.engine.read_ahead import SnapshotPreload
+from zarr_manifests.engine.view import Context, SnapshotView
+from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    FencedError,
+    InvalidArgumentError,
+    ManifestsError,
+    ObjectNotFoundError,
+    UnmergedForksError,
+)
+from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind, native_keys
+from zarr_manifests.format.manifest import Node
+from zarr_manifests.grid import Coords
+from zarr_manifests.ids import lineage_of, session_of, snapshot_id_of
+from zarr_manifests.planning.merge import inside, select
+from zarr_manifests.runtime import SYSTEM, Runtime
+
+_LOG = logging.getLogger(__name__)
+_MOST_SENT: Final = 8192
+"""A copy sends at most about so many refs of an array, and spills the others: about 80 KiB."""
+_DIFFER: Final = (
+    "two writers of the same session changed the same place differently; nothing was merged"
+)
+
+
+def freeze(workspace: Workspace, *, explicit: bool) -> ForkState:
+    """The workspace as a copy that can be pickled.
+
+    For a session's workspace this is a new copy. For a copy's workspace it is that copy with its
+    changes so far, ready to merge.
+    """
+    with workspace.lock:
+        if workspace.origin is not None:
+            workspace.flush()  # staged chunks are not pickled
+            return _frozen_copy(workspace, workspace.origin)
+        state = fork_state(workspace)
+        if explicit:
+            return state
+        if workspace.token is None:
+            workspace.pickled = True
+        elif workspace.frozen is None:  # it may have no changes
+            workspace.frozen = state.after
+        return replace(state, explicit=False, token=workspace.token)
+
+
+def fork_state(workspace: Workspace) -> ForkState:
+    """A new copy of the workspace, which is a session's or a copy's itself."""
+    contents, keys, origin = workspace.contents, workspace.keys, workspace.origin
+    with workspace.lock:
+        workspace.flush()
+        after = contents.changes.copy()
+        # A child of os.fork cannot tell the parent's changes from its own. Merging all of them
+        # changes nothing where the parent has the same.
+        before = ChangeSet() if origin is None else origin.before
+        if workspace.pid == os.getpid():
+            after.zones = {}  # whatever merges the copy has them
+            before = after
+    return replace(
+        freeze_reader(contents),
+        start=keys.start,
+        lineage=keys.lineage,
+        copy_id=keys.session_id,
+        before=before,
+        after=after,
+        explicit=True,
+        depth=0 if origin is None else origin.depth + 1,
+    )
+
+
+def _frozen_copy(workspace: Workspace, origin: ForkState) -> ForkState:
+    """The copy with its changes so far, small enough for a session that merges many of them.
+
+    The copy makes its chunks durable, so that the session need not know their keys.
+    """
+    try:
+        workspace.make_durable(set(origin.before.unsynced))
+    except ObjectNotFoundError as error:
+        start, fence = workspace.keys.start, workspace.context.roots.read().root.fence
+        if start >= fence:
+            raise
+        raise FencedError(
+            f"the session of this copy began at version {start}, before the repository's fence "
+            f"{fence}: what it wrote has been collected. Open another session and write it again"
+        ) from error
+    after = workspace.contents.changes.copy()
+    if after == origin.after:
+        return replace(origin, after=after)
+    after.lighten(origin.before, min(_MOST_SENT, workspace.context.config.spill_refs))
+    return replace(origin, after=after, copy_id=workspace.keys.session_id)
+
+
+def revive(state: ForkState, runtime: Runtime = SYSTEM) -> Workspace:
+    """A workspace that continues from the copied state."""
+    assert state.lineage is not None
+    keys = SessionKeys(state.start, runtime, state.lineage)
+    return Workspace(*revived(state, runtime), keys, state)
+
+
+def merge_forks(workspace: Workspace, forks: Sequence[ForkState]) -> None:
+    """Merge the changes of the forks into the workspace, all or none.
+
+    Forks are merged before forks of them, which may have changed what they made.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a fork belongs to another repository, session or base, or has chunk refs that the
+        session must not commit.
+    ConflictError
+        If forks wrote different bytes to the same chunk, or changed the same metadata.
+    """
+    forks = sorted(forks, key=lambda fork: fork.depth)
+    for fork in forks:
+        repository_id = workspace.context.repository_id
+        here = (repository_id, workspace.contents.view.ref.key, workspace.keys.lineage)
+        if (fork.repository_id, fork.head.key, fork.lineage) != here:
+            if fork.repository_id != repository_id:
+                what = f"another repository ({fork.repository_id})"
+            elif fork.head.key != workspace.contents.view.ref.key:
+                what = f"another base ({snapshot_id_of(fork.head.key)})"
+            else:
+                what = "another session"
+            raise InvalidArgumentError(
+                f"a fork of {what} cannot be merged here; merge it into the session it was made "
+                "from, before that session commits"
+            )
+    for fork in forks:
+        _check_refs(workspace, fork)
+    _merge(workspace, [(fork.before, fork.after, fork.copy_id) for fork in forks])
+
+
+def _check_refs(workspace: Workspace, fork: ForkState) -> None:
+    """Raise if a fork has changed refs to what the workspace's session must not commit.
+
+    A session's lease and start protect the objects of its own lineage, and history those that its
+    snapshot reaches. A ref to anything else may lose its object before the commit lands. A manifest
+    that the session or its copies have spilled is read only if it may have refs to other objects.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an object was written neither by this session nor by its copies, and the snapshot does
+        not reach it; or a chunk lies outside its array.
+    """
+    changes, objects = fork.after, workspace.context.objects
+    view, lineage = workspace.contents.view, workspace.keys.lineage_prefix.removeprefix("chunks/")
+    made = {node.node_id: node for node in changes.nodes.values() if node is not None}
+    for node_id in changes.touched():
+        node = made.get(node_id) or view.by_id.get(node_id)
+        if node is None:
+            raise InvalidArgumentError("changes have chunks of an array that does not exist")
+        before = fork.before.layers(node_id)
+        for rows in changes.layers(node_id):
+            if not any(rows is other for other in before):
+                _check_grid(objects, node, rows)
+                _check_objects(objects, view, node_id, rows, lineage)
+
+
+def _check_grid(objects: ObjectReader, node: Node, rows: Rows) -> None:
+    if node.array is None or lies_below(rows.box, node.array.grid.hi):
+        return
+    table = rows_of(objects, rows)
+    if rows.box.ndim != node.array.grid.ndim:
+        raise InvalidArgumentError(f"/{node.path}: changes have chunks with {rows.box.ndim} axes")
+    outside = ~inside(table.coords(), node.array.grid.hi) & (table.kind != RefKind.UNSET)
+    if outside.any():
+        first = tuple(table.coords()[outside][0].tolist())
+        raise InvalidArgumentError(f"/{node.path}: chunk {first} lies outside the array")
+
+
+def _check_objects(
+    objects: ObjectReader, view: SnapshotView, node_id: bytes, rows: Rows, lineage: str
+) -> None:
+    if isinstance(rows, Spilled) and lineage_of(session_of(rows.key)) != lineage:
+        foreign = {rows.key}
+    elif isinstance(rows, Spilled) and rows.is_own:
+        return
+    else:
+        foreign = _foreign(rows_of(objects, rows), lineage)
+    for reached in _reached(view, node_id) if foreign else ():
+        foreign -= reached
+        if not foreign:
+            break
+    if foreign:
+        raise InvalidArgumentError(
+            f"changes refer to {min(foreign)}, which neither this session nor its copies have "
+            "written, and which its snapshot does not reach; it may be deleted at any time"
+        )
+
+
+def _foreign(table: ChunkTable, lineage: str) -> set[str]:
+    other = np.array([lineage_of(source) != lineage for source in table.sources], np.bool_)
+    if not other.any():
+        return set()
+    rows = (table.kind == RefKind.NATIVE) & other[table.source * (table.kind == RefKind.NATIVE)]
+    return native_keys(select(table, rows)) if rows.any() else set()
+
+
+def _reached(view: SnapshotView, node_id: bytes) -> Iterator[set[str]]:
+    """Keys of the chunk objects that the snapshot reaches, those of the node first."""
+    for each in (node_id, *(other for other in view.by_id if other != node_id)):
+        table = view.chunks(each) if each in view.by_id else None
+        if table is not None:
+            yield native_keys(table)
+
+
+def merge_reports(workspace: Workspace) -> None:
+    """Merge what the session's copies reported, all or none; the open token must be gone.
+
+    Raises
+    ------
+    ConflictError
+        If two copies, or a copy and the session, wrote different bytes to the same chunk.
+    CorruptObjectError
+        If a report cannot be read.
+    """
+    with workspace.lock:
+        reported = read_reports(workspace.storage, workspace.keys, workspace.runtime)
+        nodes = {node.node_id: node for node in workspace.contents.nodes().values()}
+        _check_one_writer_each(workspace.contents, reported, nodes)
+        before = (workspace.frozen or ChangeSet()).copy()
+        after = before.copy()
+        for (node_id, coords), refs in reported.items():
+            ref = refs[min(refs)]  # they all say the same
+            if isinstance(ref, NativeRef):
+                after.unsynced.append(ref.key)
+            elif node_id in nodes and workspace.contents.ref(nodes[node_id], coords) is None:
+                continue  # it is absent anyway
+            elif before.chunks.get(node_id, {}).get(coords) == ref:
+                # The session had unset the chunk too, and has written it since. With the old unset
+                # in `before`, the copy would seem to have changed nothing.
+                del before.chunks[node_id][coords]
+            after.chunks.setdefault(node_id, {})[coords] = ref
+            # Reports do not say whether the copy had read the chunk before.
+            after.reads.note(node_id, coords)
+        _merge(workspace, [(before, after, workspace.keys.lineage_prefix)])
+
+
+def _check_one_writer_each(
+    contents: SessionView, reported: Reported, nodes: Mapping[bytes, Node]
+) -> None:
+    """Refuse chunks that two copies changed differently."""
+    differ: dict[bytes, list[Coords]] = {}
+    for (node_id, coords), refs in reported.items():
+        first, *others = refs.values()
+        if not all(same_chunk(contents, nodes.get(node_id), first, ref) for ref in others):
+            differ.setdefault(node_id, []).append(coords)
+    if differ:
+        reason = "written with different bytes by two copies of the session's store"
+        paths = {
+            node_id: f"/{nodes[node_id].path}" if node_id in nodes else "/?" for node_id in differ
+        }
+        raise ConflictError(
+            _DIFFER,
+            [
+                Conflict(
+                    ConflictKind.CHUNK, paths[node_id], "chunks", reason, tuple(sorted(chunks)[:20])
+                )
+                for node_id, chunks in differ.items()
+            ],
+        )
+
+
+def _merge(workspace: Workspace, changed: Sequence[tuple[ChangeSet, ChangeSet, str]]) -> None:
+    """Merge each copy's changes, given as (before, after, copy id); all or none."""
+    with workspace.lock:
+        if any(has.tables for _, has, _ in changed):
+            workspace.flush()  # a table of refs has no room for staged chunks, except inline
+        contents = workspace.contents
+        trial = Merge(contents, workspace.owners)
+        for began, has, copy_id in changed:
+            # The session reads what the copies spilled.
+            spill = contents.changes.spill
+            began, has = (replace(each, spill=spill) for each in (began, has))
+            conflicts = trial.apply(began, has, copy_id)
+            if conflicts:
+                raise ConflictError(_DIFFER, conflicts)
+        before = contents.changes
+        contents.rebase(contents.view, trial.mine)
+        conflicts = workspace.edits.adopt_merged()
+        if conflicts:
+            workspace.rebase(contents.view, before)
+            raise ConflictError(_DIFFER, conflicts)
+        workspace.owners = trial.owners
+
+
+class Copies:
+    """Tracks the copies of one session, and merges their changes into its workspace.
+
+    Parameters
+    ----------
+    workspace : Workspace
+        The session's workspace.
+    reporting : bool
+        Whether copies report their changes through the storage.
+
+    Attributes
+    ----------
+    gathered : bool
+        Whether the copies' reports are merged into the workspace.
+    """
+
+    def __init__(self, workspace: Workspace, *, reporting: bool) -> None:
+        self._workspace, self._reporting = workspace, reporting
+        self._merged = self._shut = self.gathered = False
+        if reporting:
+            check_reporting(workspace.storage, workspace.keys)
+            workspace.token = open_token(workspace.storage, workspace.keys)
+
+    def merge(self, states: Sequence[ForkState]) -> None:
+        """Merge the changes of these copies into the workspace, all or none."""
+        merge_forks(self._workspace, states)
+        self._merged = True
+
+    def check_merged(self) -> None:
+        """Raise if a copy that does not report was written to, and none was merged.
+
+        Only a copy made by pickling or `os.fork` writes an empty object; one made with `fork` may
+        stay unmerged.
+
+        Raises
+        ------
+        UnmergedForksError
+            If there is such a copy: the commit would leave out its changes.
+        """
+        workspace = self._workspace
+        if workspace.token is not None or not workspace.copied or self._merged:
+            return
+        written = workspace.storage.list(workspace.keys.lineage_prefix)
+        writers = {session_of(info.key) for info in written if info.nbytes == 0}
+        writers.discard(workspace.keys.session_id)
+        if writers:
+            raise UnmergedForksError(
+                f"the store was pickled, or the process forked, and {len(writers)} copies of it "
+                "were written to, which this commit would leave out. Write through "
+                "zarr_manifests.write, or give each worker session.fork() and merge what comes "
+                "back. If the copies' work is not wanted, call commit(..., discard_unmerged=True)"
+            )
+
+    def bring_in(self, *, discard: bool = False) -> None:
+        """Stop all reporting copies and merge their reports; refuse other unmerged copies.
+
+        With `discard`, nothing is merged and nothing is refused.
+        """
+        workspace = self._workspace
+        if workspace.token is None:
+            if not discard:
+                self.check_merged()
+        elif not self.gathered:
+            roots = workspace.context.roots
+            if not discard:  # if fenced, reports may be gone
+                check_fence(roots, roots.read().root, workspace.keys)
+            if not self._shut:
+                close_token(workspace.storage, workspace.token)
+                self._shut = True
+            if not discard:
+                merge_reports(workspace)
+                self.gathered = True
+
+    def begin_anew(self, *, renamed: bool) -> None:
+        """Forget what was merged; a session with new object keys opens a new token."""
+        self._merged = False
+        if self._reporting and renamed:
+            workspace, token = self._workspace, None
+            try:
+                token = open_token(workspace.storage, workspace.keys)
+            except ManifestsError:
+                _LOG.warning("copies of the session cannot report until its commit", exc_info=True)
+            workspace.token = token
+            self._shut = self.gathered = False
+
+
+# --- pin ------------------------------------------------------------------------------------------
+
+
+class Pin:
+    """The snapshot that a session reads, and its manifests that are fetched in the background.
+
+    Parameters
+    ----------
+    contents : SessionView
+        The snapshot, with a writer's changes over it.
+    branch : str, optional
+        The branch that the session reads.
+    follow_s : float, optional
+        Move to that branch's head automatically, at this interval in seconds.
+
+    Attributes
+    ----------
+    preload : SnapshotPreload
+        The manifests fetched in the background.
+    """
+
+    def __init__(
+        self, contents: SessionView, branch: str | None, follow_s: float | None = None
+    ) -> None:
+        self.contents, self.branch = contents, branch
+        context = contents.context
+        if follow_s is not None and branch is not None:
+            contents.follower = Follower(context, branch, follow_s)
+        options = context.config.chunk_manifests.preload
+        self.preload = SnapshotPreload(context.objects, context.runtime, options, contents.view)
+        # Tied to the contents, since the store may outlive the session.
+        self.preload.cancel_with(contents)
+        self.preload.start()
+
+    def head(self) -> SnapshotView:
+        """The head of the branch that the session reads, opened.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the session reads no branch.
+        NotFoundError
+            If the branch was deleted.
+        """
+        if self.branch is None:
+            raise InvalidArgumentError(
+                "the session reads a tag or a fixed snapshot; only a session "
+                "of a branch can be refreshed"
+            )
+        return open_head(self.contents.context, self.branch, self.contents.view)
+
+    def refresh(self) -> bool:
+        """Move a session without changes to the head of its branch; whether it was newer."""
+        with self.contents.lock:
+            view = self.head()
+            if view is self.contents.view:
+                return False
+            self.contents.start_at(view)
+            return True
+
+
+class SessionWriter:
+    """What a writable session changes: its workspace, copies and lease. Thread-safe.
+
+    Parameters
+    ----------
+    context : Context
+        The repository.
+    view : SnapshotView
+        The snapshot.
+    branch : str
+        The branch to commit to.
+    start : int
+        The root version that the session begins at.
+    lease_ms : int, optional
+        Hold a lease with this timeout.
+    epoch : int, optional
+        The epoch under which the session claimed its branch.
+    reporting : bool
+        Whether copies of the session's store report what they change.
+
+    Attributes
+    ----------
+    workspace : Workspace
+        What the session reads and changes.
+    copies : Copies
+        The copies of its store.
+    lease : SessionLease or None
+        Its lease, if it holds one.
+    pin : Pin
+        The snapshot that it reads.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        view: SnapshotView,
+        branch: str,
+        start: int,
+        *,
+        lease_ms: int | None = None,
+        epoch: int | None = None,
+        reporting: bool = False,
+    ) -> None:
+        self.context, self.branch, self._epoch = context, branch, epoch
+        keys = self._keys_from(start)
+        self.workspace = Workspace(context, view, keys)
+        self.copies = Copies(self.workspace, reporting=reporting)
+        self.lease: SessionLease | None = None
+        if lease_ms is not None:
+            owner = f"writer of {branch}"
+            self.lease = SessionLease(context, view.snapshot_id, lease_ms, owner, keys.session_id)
+            self.lease.end_with(self)
+        self.pin = Pin(self.workspace.contents, branch)
+
+    def move_to(self, view: SnapshotView, start: int | None = None) -> None:
+        """Move to this snapshot and drop all changes.
+
+        With `start`, a version of the root, the session gets new object keys and its lease moves
+        along. Copies made before cannot be merged any more.
+        """
+        renamed = start is not None
+        keys = self.workspace.keys if start is None else self._keys_from(start)
+        if renamed:
+            self.copies.bring_in(discard=True)
+        self.pin.preload.cancel()
+        self.workspace.start_at(view, keys)
+        self.copies.begin_anew(renamed=renamed)
+        if renamed and self.lease is not None:
+            self.lease.move(keys.session_id, view.snapshot_id)
+
+    def refresh(self) -> None:
+        """Move a session without changes to the head of its branch.
+
+        Raises
+        ------
+        NotFoundError
+            If the branch was deleted.
+        """
+        # Read first: the session's start must not be newer than the snapshot it reads.
+        start = self.context.roots.read().root.version
+        view = self.pin.head()
+        if view is not self.workspace.contents.view:
+            self.move_to(view, start)
+
+    def discard_changes(self) -> None:
+        """Drop all uncommitted changes."""
+        workspace = self.workspace
+        workspace.check_open()
+        with workspace.lock:
+            # New object keys, so that a commit does not refuse what older copies left unmerged.
+            start = workspace.keys.start
+            if self.lease is not None and not self.lease.released:  # it moves only if not fenced
+                start = self.context.roots.read().root.version
+            self.move_to(workspace.contents.view, start)
+
+    def drop(self, why: str) -> None:
+        """Drop all uncommitted changes, and close."""
+        with self.workspace.lock:
+            self.move_to(self.workspace.contents.view)
+            self.close(why)
+
+    def close(self, why: str) -> None:
+        """Refuse further changes, stop background fetches and give up the lease."""
+        self.pin.preload.cancel()
+        workspace = self.workspace
+        if workspace.closed is None:
+            workspace.closed = f"{why}; open another one to make changes"
+        if workspace.token is not None and workspace.pid == os.getpid():
+            try:
+                self.copies.bring_in(discard=True)
+            except ManifestsError:
+                _LOG.warning("copies of a session were not told that it ended", exc_info=True)
+        try:
+            if self.lease is not None:
+                self.lease.release()  # a child of `os.fork` only forgets it
+        except ManifestsError:
+            # Nobody renews it any more, so a collection removes it when its time is up.
+            _LOG.warning("the lease of a session was not given up", exc_info=True)
+
+    def _keys_from(self, start: int) -> SessionKeys:
+        return SessionKeys(start, self.context.runtime, epoch=self._epoch)

@@ -1,0 +1,562 @@
+"""Importing references into a workspace: documents are written, chunks referred to or copied.
+
+References may continue arrays that are there along a dimension, as a later file continues the
+first.
+
+Documents come first, so that the workspace itself knows which key is a chunk of which array. The
+refs of each array are then set as one table. Keys are parsed one array at a time.
+
+Invariant: nothing that exists already is changed but the shape of arrays that are appended to, and
+nothing is left out.
+
+Bringing a workspace from one icechunk snapshot to the next: nodes, documents and chunk refs
+--------------------------------------------------------------------------------------------
+
+Objects of the icechunk repository and files elsewhere are referred to, inline chunks are copied.
+Only arrays whose manifests differ between the two snapshots are read, and only chunks that differ
+are set.
+
+Invariant: a chunk counts only within the grid of its array; one that is not there any more is
+unset.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from zarr_manifests.engine.workspace import Workspace
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedFormatError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.manifest import Node
+from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.keys import (
+    V2_ARRAY,
+    V2_ATTRIBUTES,
+    V2_GROUP,
+    V3_DOCUMENT,
+    ArrayMeta,
+    join,
+    node_documents,
+    parse_document,
+    parse_documents,
+    split,
+)
+from zarr_manifests.planning.merge import unset_at
+from zarr_manifests.progress import expect, tell
+from zarr_manifests.virtual.icechunk_files import ForeignNode, IcechunkFiles
+from zarr_manifests.virtual.references import Numbered, References
+from zarr_manifests.virtual.virtual_refs import table_of
+
+_SLICE_KEYS: Final = 1 << 17
+"""Keys looked at at once."""
+_GROUPS: Final = {
+    V3_DOCUMENT: b'{"zarr_format":3,"node_type":"group","attributes":{}}',
+    V2_GROUP: b'{"zarr_format":2}',
+}
+_DOCUMENTS: Final = frozenset({V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES})
+_ENCODINGS: Final = (
+    *("_FillValue", "missing_value", "scale_factor", "add_offset", "units", "calendar"),
+    *("_Unsigned", "_ARRAY_DIMENSIONS"),
+)
+_LOG = logging.getLogger(__name__)
+
+
+def import_references(
+    workspace: Workspace,
+    path: str,
+    references: References,
+    *,
+    copy: bool = False,
+    append_dim: str | None = None,
+) -> None:
+    """Put what `references` say below `path`.
+
+    Parameters
+    ----------
+    workspace : Workspace
+        Where to.
+    path : str
+        Of the group or array that the root of the references becomes.
+    references : References
+        What. If they can be fetched, keys that are neither documents nor chunks of an array are
+        copied, as other files in a Zarr store; else they are refused.
+    copy : bool
+        Whether chunks are fetched, and not referred to.
+    append_dim : str, optional
+        The dimension along which they continue what is there, if anything is.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If there is something at the path.
+    InvalidArgumentError
+        If an entry cannot be had under its key, or is too large; or what is there cannot be
+        continued: an array does not exist or does not fit, or none has the dimension, or one
+        without it has other values in the references than are there.
+    UnsupportedFormatError
+        If an array's metadata is not understood.
+    """
+    path = path.strip("/")
+    if append_dim is not None and any(workspace.contents.within(path)):
+        references = _appended(workspace, path, references, append_dim)
+    else:
+        v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
+        _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
+    _write_values(workspace, path, references)
+    rows_of, others = _by_array(workspace, path, references)
+    keys, fetch = references.keys, references.fetch
+    if fetch is None:
+        _refuse_others(workspace, path, references, others)
+    done = 0
+    expect("chunks", sum(len(rows) for parts in rows_of.values() for rows, _ in parts))
+    for place, parts in rows_of.items():
+        node = workspace.contents.array_at(place)
+        assert node.array is not None
+        rows = np.concatenate([rows for rows, _ in parts])
+        coords = np.concatenate([coords for _, coords in parts])
+        if not len(rows):
+            continue
+        if not copy or fetch is None:
+            table = _table(workspace, node, references, rows, coords)
+            workspace.put_table(node.path, node.array.grid, table)
+            done += len(rows)
+            tell("chunks", done)
+            continue
+        for row, at in zip(rows.tolist(), coords.tolist(), strict=True):
+            key = join(node.path, node.array.chunk_keys.encode(tuple(at)))
+            data = fetch(keys[row])
+            if not data:
+                raise InvalidArgumentError(
+                    f"the chunk {keys[row][:200]!r} is empty, and a chunk has bytes"
+                )
+            workspace.set(key, data)
+            done += 1
+            tell("chunks", done)
+    for row in others:
+        assert fetch is not None  # else they were refused
+        workspace.set(join(path, keys[row]), fetch(keys[row]))
+
+
+def _refuse_others(
+    workspace: Workspace, path: str, references: References, others: Sequence[int]
+) -> None:
+    """Refuse what no array would read: fill value would take its place without a word."""
+    keys = [references.keys[row] for row in others]
+    for key in references.values:
+        folder, name = split(key)
+        if name in _DOCUMENTS or _array_above(workspace, join(path, folder)) is None:
+            continue
+        if workspace.contents.chunk_at(join(path, key)) is None:
+            keys.append(key)
+    if keys:
+        first = ", ".join(repr(key[:80]) for key in keys[:3])
+        raise InvalidArgumentError(
+            f"{len(keys)} of the references are no chunk of an array, the first being {first}: "
+            "fill value would be read in their place. Correct the keys, or the shape and chunks "
+            "in the array's metadata"
+        )
+
+
+type _Parts = dict[str, list[tuple[IndexArray, IndexArray]]]
+"""By path of an array: rows, and the chunk coordinates of each."""
+
+
+def _by_array(workspace: Workspace, path: str, references: References) -> tuple[_Parts, list[int]]:
+    """The rows of each array, and those of no array."""
+    folders: dict[str, list[int]] = {}
+    for row, key in enumerate(references.keys):
+        folders.setdefault(key[: max(key.rfind("/"), 0)], []).append(row)
+    odd: list[int] = []
+    below: dict[str, tuple[Node, list[int]]] = {}
+    for folder, rows in folders.items():
+        above = _array_above(workspace, join(path, folder) if folder else path)
+        if above is None:
+            odd += rows
+        else:
+            below.setdefault(above.path, (above, []))[1].extend(rows)
+    parts: _Parts = {}
+    for node, rows in below.values():
+        for start in range(0, len(rows), _SLICE_KEYS):
+            some = np.array(rows[start : start + _SLICE_KEYS], np.int64)
+            coords, known = _decoded(node, path, references.keys, some)
+            parts.setdefault(node.path, []).append((some[known], coords[known]))
+            odd += some[~known].tolist()
+    others = []
+    for row in odd:  # such as chunks of an array that has another one in its key space
+        chunk = workspace.contents.chunk_at(join(path, references.keys[row]))
+        if chunk is None:
+            others.append(row)
+        else:
+            one = np.array(chunk[1], np.int64).reshape(1, -1)
+            parts.setdefault(chunk[0].path, []).append((np.array([row], np.int64), one))
+    for numbered in references.numbered:
+        node = workspace.contents.array_at(join(path, numbered.path) if numbered.path else path)
+        assert node.array is not None
+        rows_ = np.arange(numbered.first, numbered.first + len(numbered.chunk))
+        parts.setdefault(node.path, []).append((rows_, node.array.grid.unravel(numbered.chunk)))
+    return parts, others
+
+
+def _array_above(workspace: Workspace, place: str) -> Node | None:
+    """The array at the place, or the nearest above it."""
+    while True:
+        node = workspace.contents.node(place)
+        if node is not None and node.array is not None:
+            return node
+        if not place:
+            return None
+        place, _ = split(place)
+
+
+def _decoded(
+    node: Node, path: str, keys: Sequence[str], rows: IndexArray
+) -> tuple[IndexArray, NDArray[np.bool_]]:
+    """Coordinates of the rows' keys, and which of them are surely chunks of the node."""
+    assert node.array is not None
+    shape = node.array.grid.shape
+    # Imports go to where no array is, so that the node is at `path` or below it.
+    inner = node.path[len(path) :].lstrip("/") if path else node.path
+    skip = len(inner) + 1 if inner else 0
+    rests = [keys[row][skip:] for row in rows.tolist()]
+    coords, known = node.array.chunk_keys.decode_many(rests, len(shape))
+    return coords, known & (coords < np.asarray(shape, np.int64)).all(axis=1)
+
+
+def _make_room(workspace: Workspace, path: str, document: str) -> None:
+    """See that nothing is at the path, and make the groups above it, with that document each."""
+    for other in workspace.contents.within(path):
+        raise AlreadyExistsError(
+            f"/{other.removeprefix('/')} exists already; import to a path that does not exist"
+        )
+    for node in workspace.contents.above(path):
+        if node.array is not None:
+            raise InvalidArgumentError(f"/{node.path} is an array, and holds no other nodes")
+    above, others = path, []
+    while above:
+        above, _ = split(above)
+        group = workspace.contents.node(above)
+        if group is None:
+            workspace.set(join(above, document), _GROUPS[document])
+        elif (V3_DOCUMENT in group.documents) != (document == V3_DOCUMENT):
+            others.append(f"/{above}")
+    if others:
+        _LOG.warning(
+            "what was imported to /%s is of another Zarr format than %s: it can be opened by its "
+            "path, and is not seen from there",
+            path,
+            " and ".join(others[::-1]),
+        )
+
+
+def _write_values(workspace: Workspace, path: str, references: References) -> None:
+    # Parents before what is in them, documents before chunks.
+    order = sorted(references.values, key=lambda key: (key.count("/"), key))
+    documents = [key for key in order if split(key)[1] in _DOCUMENTS]
+    taken = set(documents)
+    for key in (*documents, *(k for k in order if k not in taken)):
+        workspace.set(join(path, key), references.values[key])
+    for key in documents:
+        place = join(path, split(key)[0]) if "/" in key else path
+        if split(key)[1] in (V3_DOCUMENT, V2_ARRAY) and workspace.contents.node(place) is None:
+            raise UnsupportedFormatError(
+                f"the Zarr metadata {key!r} is not understood, so that its chunks cannot be told "
+                "from other keys"
+            )
+
+
+def _table(
+    workspace: Workspace,
+    node: Node,
+    references: References,
+    rows: IndexArray,
+    index: IndexArray,
+) -> ChunkTable:
+    assert node.array is not None
+    order = np.argsort(node.array.grid.ravel(index), kind="stable")
+    which = rows[order]
+    # Files in the order of the chunks, so that their numbers rise along the table.
+    used, first, source = np.unique(
+        references.source[which], return_index=True, return_inverse=True
+    )
+    by_chunk = np.argsort(first)
+    used, source = used[by_chunk], np.argsort(by_chunk)[source]
+    table = table_of(
+        node.array.grid,
+        workspace.context.containers,
+        index[order],
+        [references.locations[i] for i in used.tolist()],
+        source,
+        references.offset[which],
+        references.length[which],
+        modified=references.modified[used],
+        sizes=references.sizes[used],
+    )
+    assert table is not None  # there is at least one row
+    return table
+
+
+class _Moved(Struct, frozen=True):
+    """An array that grows along an axis: its chunks begin at `first` there."""
+
+    meta: ArrayMeta
+    axis: int
+    first: int
+    grid: Box
+    documents: Mapping[str, bytes]
+
+
+def _appended(workspace: Workspace, path: str, references: References, dim: str) -> References:
+    """The references, moved behind what is there along the dimension.
+
+    Arrays with the dimension grow: their chunks get later keys, and their documents a larger shape.
+    Arrays without it have to be as they are already, and their references are left out; so are
+    groups. Existing chunks decode as before: what differs in anything but the length along the
+    dimension is refused by name.
+    """
+    found: dict[str, dict[str, bytes]] = {}
+    chunks = {}
+    for key, value in references.values.items():
+        folder, name = split(key)
+        if name in _DOCUMENTS or name == ".zmetadata":
+            found.setdefault(folder, {})[name] = value
+        else:
+            chunks[key] = value
+    moved: dict[str, _Moved | None] = {}
+    values: dict[str, bytes] = {}
+    for inner, documents in found.items():
+        used = node_documents(documents)
+        meta = parse_documents(used)
+        if isinstance(meta, ArrayMeta):
+            node = workspace.contents.node(join(path, inner) if inner else path)
+            one = _moved(inner, used, meta, {} if node is None else node.documents, dim)
+            moved[inner] = one
+            values |= {join(inner, k): v for k, v in one.documents.items()} if one else {}
+    if not any(moved.values()):
+        raise InvalidArgumentError(f"no array in the references has the dimension {dim!r}")
+    for key, value in chunks.items():
+        new = _moved_key(key, moved)
+        if new is not None:
+            values[new] = value
+            continue
+        entry = workspace.contents.find(join(path, key))
+        if entry is None or workspace.contents.reader.read(entry, 0, entry.length) != value:
+            raise InvalidArgumentError(
+                f"the chunk {key} has other bytes than here, and its array does not have the "
+                f"dimension {dim!r}, so it would stay as it is. If the values are the same in "
+                "another encoding, take the array out of the references"
+            )
+    keys = [_moved_key(key, moved) for key in references.keys]
+    kept = [row for row, key in enumerate(keys) if key is not None]
+    rows, numbered, count = [np.array(kept, np.int64)], [], len(kept)
+    for part in references.numbered:
+        one = moved.get(part.path)
+        if one is not None:
+            coords = one.meta.grid.unravel(part.chunk)
+            coords[:, one.axis] += one.first
+            numbered.append(Numbered(part.path, count, one.grid.ravel(coords)))
+            rows.append(np.arange(part.first, part.first + len(part.chunk)))
+            count += len(part.chunk)
+    at = np.concatenate(rows)
+    return replace(
+        references,
+        values=values,
+        keys=tuple(key for key in keys if key is not None),
+        source=references.source[at],
+        offset=references.offset[at],
+        length=references.length[at],
+        numbered=tuple(numbered),
+    )
+
+
+def _moved_key(key: str, moved: Mapping[str, _Moved | None]) -> str | None:
+    """The new key of a chunk; None if its array stays as it is."""
+    path = split(key)[0]
+    while path and path not in moved:
+        path = split(path)[0]
+    one = moved.get(path)
+    if path in moved and one is None:
+        return None
+    rest = key[len(path) :].lstrip("/")
+    coords = None if one is None else one.meta.chunk_keys.decode(rest, len(one.meta.shape))
+    if one is None or coords is None:
+        raise InvalidArgumentError(f"reference {key[:200]!r} is no chunk of an array")
+    at = tuple(c + (one.first if i == one.axis else 0) for i, c in enumerate(coords))
+    return join(path, one.meta.chunk_keys.encode(at))
+
+
+def _moved(
+    path: str, new: Mapping[str, bytes], meta: ArrayMeta, old: Mapping[str, bytes], dim: str
+) -> _Moved | None:
+    """How an array moves; None if it has no such dimension and is there already."""
+    was = parse_documents(old)
+    if not isinstance(was, ArrayMeta):
+        raise InvalidArgumentError(f"there is no array /{path} to append to")
+    names = meta.dimension_names or ()
+    axis = names.index(dim) if dim in names else -1
+    there, here = _decoding(old), _decoding(new)
+    for name in {**there, **here}:
+        a, b = there.get(name), here.get(name)
+        if json.dumps(a) != json.dumps(b):
+            raise InvalidArgumentError(
+                f"/{path} has another {name} than the references: {a} there, {b} here"
+            )
+    shapes = [[n for i, n in enumerate(one.shape) if i != axis] for one in (was, meta)]
+    if shapes[0] != shapes[1] or len(was.shape) != len(meta.shape):
+        raise InvalidArgumentError(
+            f"/{path} has the shape {was.shape} and the references {meta.shape}, which differ in "
+            f"more than {dim!r}"
+        )
+    if axis < 0:
+        return None
+    length, chunk = was.shape[axis], was.chunk_shape[axis]
+    if length % chunk:
+        raise InvalidArgumentError(
+            f"/{path} ends within a chunk: it has {length} along {dim!r}, in chunks of {chunk}. "
+            "One chunk cannot be in two files; append with zm.virtual.write, or write it as data"
+        )
+    shape = [n + (length if i == axis else 0) for i, n in enumerate(meta.shape)]
+    name = V3_DOCUMENT if V3_DOCUMENT in old else V2_ARRAY
+    grown = json.dumps({**json.loads(old[name]), "shape": shape}).encode()
+    after = parse_documents({**old, name: grown})
+    assert isinstance(after, ArrayMeta)
+    return _Moved(meta, axis, length // chunk, after.grid, {name: grown})
+
+
+def _decoding(documents: Mapping[str, bytes]) -> dict[str, Any]:
+    """All of an array's documents but its shape, and of its attributes those that encode."""
+    name = V3_DOCUMENT if V3_DOCUMENT in documents else V2_ARRAY
+    fields: dict[str, Any] = json.loads(documents[name])
+    attributes = fields.pop("attributes", {})
+    if name == V2_ARRAY:
+        try:
+            attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
+        except ValueError:  # as for who reads them
+            attributes = {}
+    fields.pop("shape")
+    known = attributes if isinstance(attributes, dict) else {}
+    return fields | {key: known[key] for key in _ENCODINGS if key in known}
+
+
+# --- from icechunk ------------------------------------------------------------------------------
+
+
+def apply_snapshot(
+    workspace: Workspace,
+    files: IcechunkFiles,
+    before: Mapping[str, ForeignNode],
+    after: Mapping[str, ForeignNode],
+) -> None:
+    """Bring a workspace that holds the nodes `before` to the nodes `after`.
+
+    Raises
+    ------
+    CorruptObjectError
+        If something is missing or damaged.
+    UnsupportedFormatError
+        If the metadata of a node is not understood.
+    """
+    kept, moves = {}, {}
+    with workspace.lock:
+        for node_id, node in before.items():
+            if node_id not in after or not _stays(node, after[node_id]):
+                workspace.edits.drop(node.path)
+                continue
+            kept[node_id] = node
+            if node.path != after[node_id].path:
+                moves[node.path] = after[node_id].path
+        workspace.edits.move(moves)
+    due = []
+    for node in sorted(after.values(), key=lambda node: (node.path.count("/"), node.path)):
+        old = kept.get(node.node_id)
+        if old is None or node.document != old.document:
+            workspace.set(join(node.path, V3_DOCUMENT), node.document)
+        ours = workspace.contents.node(node.path)
+        if ours is None or (ours.array is None) != (node.manifests is None):
+            raise UnsupportedFormatError(
+                f"the Zarr metadata of /{node.path} is not understood, so that its chunks cannot "
+                "be told from other keys"
+            )
+        was = None if old is None else (old.manifests, _grid(old))
+        if ours.array is not None and was != (node.manifests, ours.array.grid):
+            # Before any new ones, since files that had changed before may be right from now on.
+            due.append((node, None if old is None else _rows(files, old, ours.array.grid)))
+    files.keep_manifests(node for node, _ in due)
+    for node, rows in due:
+        _write_chunks(workspace, files, node, rows)
+
+
+def _write_chunks(
+    workspace: Workspace, files: IcechunkFiles, node: ForeignNode, old_rows: IndexArray | None
+) -> None:
+    """Set the chunks of an array that differ, and unset those that are gone."""
+    ours = workspace.contents.array_at(node.path)
+    assert ours.array is not None
+    grid = ours.array.grid
+    rows = _rows(files, node, grid)
+    old_rows = rows[:0] if old_rows is None else old_rows
+    _, stay, was = np.intersect1d(
+        grid.ravel(rows[:, :-3]), grid.ravel(old_rows[:, :-3]), return_indices=True
+    )
+    gone = np.delete(old_rows, was, axis=0)[:, :-3]
+    if len(gone) and grid.ndim:
+        workspace.put_table(node.path, grid, unset_at(gone))
+    elif len(gone):
+        workspace.delete(join(node.path, ours.array.chunk_keys.encode(())))
+    rows = np.delete(rows, stay[(rows[stay] == old_rows[was]).all(axis=1)], axis=0)
+    inline, inlined, known = rows[:, -3] < 0, [*files.inlined], [*files.files]
+    for *at, number, _, _ in rows[inline].tolist():
+        key = join(node.path, ours.array.chunk_keys.encode(tuple(at)))
+        workspace.set(key, inlined[~number])
+    if not inline.all():
+        rows = rows[~inline]
+        used, source = np.unique(rows[:, -3], return_inverse=True)
+        columns = zip(*[known[number] for number in used.tolist()], strict=True)
+        locations, etags, modified, sizes, since = columns
+        table = table_of(
+            grid,
+            workspace.context.containers,
+            rows[:, :-3],
+            locations,
+            source,
+            rows[:, -2],
+            rows[:, -1],
+            etags=etags,
+            modified=modified,
+            sizes=sizes,
+            unchanged_since=since,
+        )
+        assert table is not None
+        workspace.put_table(node.path, grid, table)
+
+
+def _rows(files: IcechunkFiles, node: ForeignNode, grid: Box) -> IndexArray:
+    """Chunks of an array that lie in its own grid, and in this one.
+
+    Growing an array may bring back chunks beyond its old grid.
+    """
+    own = _grid(node)
+    assert own is not None
+    rows = files.chunks(node, grid.ndim)
+    hi = np.array([own.hi, grid.hi], np.int64).min(axis=0)
+    inside = (rows[:, :-3] < hi).all(axis=1)
+    return rows if inside.all() else rows[inside]
+
+
+def _stays(old: ForeignNode, new: ForeignNode) -> bool:
+    """Whether a node keeps its chunks: both are groups, or arrays with the same chunking."""
+    was, now = parse_document(old.document), parse_document(new.document)
+    return was.same_chunking(now) if isinstance(was, ArrayMeta) else type(was) is type(now)
+
+
+def _grid(node: ForeignNode) -> Box | None:
+    """The grid of chunks of an array whose metadata is understood."""
+    meta = parse_document(node.document)
+    return meta.grid if isinstance(meta, ArrayMeta) else None

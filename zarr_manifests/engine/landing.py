@@ -1,0 +1,694 @@
+"""How a new version reaches its branch: commits, merges, compactions and repackings alike.
+
+1. For exactly the root that is about to be replaced, the writer says what comes next (`make`):
+   whether it may still land, and its snapshot on the branch's head.
+2. One upload round: everything that is not stored yet, the archive of the root that is about to be
+   replaced, and what else has to be durable. All must have succeeded before the next step.
+3. One compare-and-swap of the root (`roots`). Nothing else makes the version visible. If somebody
+   else's swap came first, all is done again on the new head; nothing is uploaded twice.
+
+Every snapshot says the same of its ancestors: what its parent says, and an entry of that one. The
+marks of applications are compared on each attempt, with those of the very snapshot that it replaces
+or builds on, before anything else is checked. That a version is committed is said only of a root
+that was read after the commit was called, and that is durable.
+
+Entries of zone maps that a commit writes or carries along
+----------------------------------------------------------
+
+A commit writes one object with the entries of the chunks that it sets. Invariant: it writes no
+entry of another chunk, as far as the chunks are in memory. Nothing depends on this, since readers
+compare addresses; it keeps useless entries from being stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from zarr_manifests.engine.ancestry import pages_above
+from zarr_manifests.engine.change_set import ChangeSet, Rows
+from zarr_manifests.engine.epochs import admitted
+from zarr_manifests.engine.metadata import SessionKeys, Upload
+from zarr_manifests.engine.refs import mark_of, paged_marks, snapshot_of
+from zarr_manifests.engine.roots import RootAt, opened
+from zarr_manifests.engine.view import DIGESTS, Context, ReadContext, SnapshotView, opening_kind
+from zarr_manifests.engine.zones import KnownZones
+from zarr_manifests.errors import (
+    Conflict,
+    ConflictError,
+    ConflictKind,
+    CorruptObjectError,
+    ObjectNotFoundError,
+    TransactionAlreadyCommitted,
+    TransactionGapError,
+)
+from zarr_manifests.format.chunk_table import MAX_ROWS, ChunkTable
+from zarr_manifests.format.manifest import Delta, Manifest, ManifestRef, Node
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root, leaving
+from zarr_manifests.format.snapshot import (
+    MOST_IN_SNAPSHOT,
+    CommitKind,
+    DigestEntry,
+    History,
+    HistoryEntries,
+    HistoryPage,
+    HistoryPageRef,
+    MarksPage,
+    Snapshot,
+)
+from zarr_manifests.format.zone_maps import PAGE_ROWS, Zones, ZoneTable
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.planning.conflict import NO_MARK, MarkStep, Txn, moved_marks, shown
+from zarr_manifests.planning.garbage import (
+    are_a_page,
+    coordinate_ids,
+    digest_from,
+    make_digest,
+    needs_digest,
+    pages_to_merge,
+    pages_to_roll,
+    parts,
+)
+from zarr_manifests.planning.meaning import in_pages, merged_alike, taken, valid
+from zarr_manifests.planning.merge import rearranged
+from zarr_manifests.planning.packing import plan_embedding
+from zarr_manifests.runtime import one_by_one
+
+_ROWS_TOGETHER: Final = 4 * PAGE_ROWS
+
+
+def zones_upload(
+    zones: Mapping[bytes, Sequence[ZoneTable | bytes]],
+    tables: Mapping[bytes, Sequence[Rows]],
+    keys: SessionKeys,
+) -> Upload | None:
+    """The object with the entries that describe chunks in these tables; None if there are none."""
+    found = (
+        (node_id, merged)
+        for node_id, parts in tables.items()
+        for group in _together(zones.get(node_id, ()))
+        for merged in _merged(group, parts)
+    )
+    return upload_of(found, keys)
+
+
+def _together(tables: Sequence[ZoneTable | bytes]) -> list[Sequence[ZoneTable | bytes]]:
+    """Groups of tables to merge, so that few entries are decoded at a time; mostly one."""
+    heads = [ZoneTable.head(zones) for zones in tables]
+    if sum(rows for _, rows in heads) <= _ROWS_TOGETHER:
+        return [tables]
+    order = sorted(range(len(tables)), key=lambda at: heads[at][0].lo)
+    groups = parts(order, lambda at: heads[at][1], _ROWS_TOGETHER)
+    return [[tables[at] for at in group] for group in groups]
+
+
+def _merged(group: Sequence[ZoneTable | bytes], parts: Sequence[Rows]) -> list[ZoneTable]:
+    tables = (zones if isinstance(zones, ZoneTable) else ZoneTable.parse(zones) for zones in group)
+    still = (_still(zones, parts) for zones in tables)
+    return merged_alike(zones for zones in still if zones is not None)
+
+
+def upload_of(tables: Iterable[tuple[bytes, ZoneTable]], keys: SessionKeys) -> Upload | None:
+    """The object with these entries, by node, in tables of limited size; None if there are none."""
+    room = MAX_ROWS
+    kept: list[tuple[bytes, int, bytes]] = []
+    for node_id, zones in tables:
+        room -= len(zones)
+        if room >= 0:  # chunks beyond have no entries
+            kept += [(node_id, len(page), page.pack()) for page in in_pages(zones)]
+    return Upload.of(keys, "indexes", Zones(tuple(kept)).encode()) if kept else None
+
+
+def _still(zones: ZoneTable, parts: Sequence[Rows]) -> ZoneTable | None:
+    """The entries of chunks that are still in these tables, or in tables not in memory."""
+    count = np.zeros(len(zones), np.bool_)
+    for part in parts:
+        if not isinstance(part, ChunkTable):
+            return zones
+        count |= valid(zones, part)
+    return taken(zones, count)
+
+
+def take_zones(context: ReadContext, changes: ChangeSet, snapshot: Snapshot) -> None:
+    """Add the entries of a snapshot's own commit to changes that have some of its chunks."""
+    entry = snapshot.deltas[-1] if snapshot.deltas else None
+    if entry is None or entry.zones is None or entry.log.key != snapshot.log.key:
+        return
+    known = KnownZones.of(context, [entry])
+    changes.take_zones({node: tuple(known.recent_of(node)) for node in changes.touched()})
+
+
+def moved(changes: ChangeSet, node_id: bytes, axis: int, first: int, steps: int) -> None:
+    """Move the entries of chunks from `first` on along an axis, as their chunks have been moved."""
+    before = [*changes.zones_of(node_id)]
+    changes.zones.pop(node_id, None)
+    for zones in before:
+        coords = zones.coords().copy()
+        beyond = coords[:, axis] >= first
+        coords[:, axis] += np.where(beyond, steps, 0)
+        # All of these chunks move by the same number of steps, so they stay in order.
+        addresses = rearranged(zones.addresses, beyond, coords)
+        if addresses is not None:
+            bounds = zones.bounds.take(beyond)
+            changes.add_zones(node_id, ZoneTable(zones.meaning, addresses, bounds))
+        rest = taken(zones, ~beyond)
+        if rest is not None:
+            changes.add_zones(node_id, rest)
+
+
+# --- landing ------------------------------------------------------------------------------------
+
+
+_LOG = logging.getLogger("zarr_manifests.operations")
+_HISTORY: Final = "history"
+_QUICK_BYTES: Final = 4 << 20
+"""Up to this many bytes are written in the round of the writer's turn."""
+
+
+class NextVersion(Struct, frozen=True):
+    """What an attempt puts on a branch; `land` gives it its id, its history and a digest.
+
+    Parameters
+    ----------
+    after : SnapshotView
+        The snapshot that it comes after.
+    snapshot : Snapshot
+        Everything else that it says.
+    uploads : sequence of Upload
+        What it refers to; what is stored already is not uploaded again.
+    made : sequence of Node
+        The nodes that it makes or changes.
+    tip : Branch, optional
+        The branch that moves there, if it has changed otherwise.
+    base : Upload, optional
+        Its base, if that is new.
+    base_sequence : int, optional
+        The sequence up to which its base has all node changes; by default that of `after`.
+    pages : tuple of HistoryPageRef, optional
+        Pages to have in place of those of `after`.
+    left : str, optional
+        Id of the head that it replaces, if it amends one.
+    """
+
+    after: SnapshotView
+    snapshot: Snapshot
+    uploads: Sequence[Upload]
+    made: Sequence[Node] = ()
+    tip: Branch | None = None
+    base: Upload | None = None
+    base_sequence: int | None = None
+    pages: tuple[HistoryPageRef, ...] | None = None
+    left: str | None = None
+
+
+class Landed(Struct, frozen=True):
+    """A version that has landed: the root that holds it, and its snapshot."""
+
+    at: RootAt
+    head: BlobRef
+    snapshot: Snapshot
+
+
+def land(
+    context: Context,
+    branch: str,
+    keys: SessionKeys,
+    on: SnapshotView,
+    make: Callable[[Root], NextVersion | None],
+    uploads: Sequence[Upload],
+    what: tuple[str, str],
+    attempts: int,
+    *,
+    pending: list[Callable[[], object]] | None = None,
+    early: bool = False,
+) -> Landed | None:
+    """Put a new version on the branch: upload, swap; repeat if others come first.
+
+    Parameters
+    ----------
+    context : Context
+        The repository.
+    branch : str
+        The branch.
+    keys : SessionKeys
+        Names new objects, and knows which are written.
+    on : SnapshotView
+        The head that the version was made on. If the branch is known to have moved since, the root
+        is read first.
+    make : callable
+        The version, as of a root, with the branch if it is still there; it is called on every
+        attempt. None if nothing is to land any more.
+    uploads : sequence of Upload
+        Those that do not depend on the head.
+    what : tuple of str
+        The operation, and what to do if others come first too often.
+    attempts : int
+        How often the swap is tried.
+    pending : list of callable, optional
+        What else must be done before the swap; `make` may add to it.
+    early : bool
+        Whether that takes long.
+
+    Raises
+    ------
+    ConflictError
+        If others came first too often.
+    FencedError
+        If a chunk that is to be made durable has been collected.
+    CommitOutcomeUnknownError
+        If it cannot be determined whether the swap took effect.
+    """
+    roots, turns = context.roots, context.storage.capabilities.turns
+    pending = [] if pending is None else pending
+    placed: list[tuple[Snapshot, BlobRef]] = []
+
+    def upload(
+        uploads: Sequence[Upload], *besides: Callable[[], object], abreast: bool = True
+    ) -> None:
+        due = [upload for upload in uploads if not keys.has_written(upload.key)]
+        calls = [*pending, *besides]
+        calls += [partial(context.objects.create, each.key, each.data) for each in due]
+        _upload(context, calls, branch, keys, abreast)
+        pending.clear()
+        for each in due:
+            keys.note_written(each.key, each.data)
+
+    def attempt(at: RootAt) -> tuple[Root, bytes] | None:
+        placed.clear()
+        root = roots.with_branch(at.root, branch)
+        version = make(root)
+        if version is None:
+            return None
+        snapshot, made = _placed(context, version, keys)
+        upload([*version.uploads, *made], *roots.archiving(at))
+        placed.append((snapshot, made[-1].ref))
+        return _root_with(context, root, branch, version, snapshot, made[-1]), snapshot.commit_id
+
+    # Before the turn, so that others wait less; if there is a wait, one by one, since more threads
+    # would only slow the others down.
+    if turns and (early or sum(len(each.data) for each in uploads) > _QUICK_BYTES):
+        upload(uploads)
+    with roots.turn(partial(upload, uploads, abreast=False) if turns else lambda: None) as held:
+        at = roots.latest
+        seen = roots.with_branch(at.root, branch).branches.get(branch)
+        # A branch that has moved may move again; during our turn it cannot.
+        known = at if not held and seen is not None and seen.head.key == on.ref.key else None
+        at = roots.swap_in(attempt, what[0], attempts, known, otherwise=what[1])
+    for snapshot, head in placed:
+        context.objects.remember(head, snapshot)  # after the turn has ended
+        return Landed(at, head, snapshot)
+    return None
+
+
+def _upload(
+    context: Context,
+    calls: Sequence[Callable[[], object]],
+    branch: str,
+    keys: SessionKeys,
+    abreast: bool,
+) -> None:
+    """Make the calls of an upload round; all must succeed.
+
+    If the session is behind the fence, its chunks may have been collected: that is then the error.
+    """
+    try:
+        run = context.runtime.parallel if abreast else one_by_one
+        run(calls)
+    except ObjectNotFoundError:
+        root = context.roots.with_branch(context.roots.read().root, branch)
+        admitted(context.roots, root, branch, keys)
+        raise
+
+
+def _placed(
+    context: ReadContext, version: NextVersion, keys: SessionKeys
+) -> tuple[Snapshot, list[Upload]]:
+    """The whole snapshot, and what to upload for it; the snapshot itself comes last."""
+    after, key = version.after, keys.next("snapshots")
+    history, uploads = _history(context, version, keys)
+    snapshot = replace(
+        version.snapshot,
+        snapshot_id=snapshot_id_of(key),
+        parent=after.ref.bare(),
+        history=history,
+    ).with_delta_copies(known := {each.key: each.data for each in version.uploads})
+    if needs_digest(snapshot):
+        snapshot, digest = _with_digest(context, version, snapshot, keys)
+        snapshot = snapshot.with_delta_copies({**known, digest.key: digest.data})
+        uploads.append(digest)
+    uploads.append(Upload(key, snapshot.encode()))
+    return snapshot, uploads
+
+
+def _with_digest(
+    context: ReadContext, version: NextVersion, snapshot: Snapshot, keys: SessionKeys
+) -> tuple[Snapshot, Upload]:
+    """The snapshot with one more digest, of its newest entries."""
+    after, places = version.after, snapshot.opening()
+    start = places[digest_from([ref.length for _, ref in places])][0]
+    due = [(at, ref) for at, ref in places if at >= start]
+    loaded = context.objects.load_all([(ref, opening_kind(ref)) for _, ref in due])
+    found = {at - start: loaded[ref.key] for at, ref in due}
+    # With pages, looking up more nodes than needed would load more pages.
+    listed = [each for each in snapshot.deltas if each.coordinates or after.pages is None]
+    held = {part.node_id for each in listed for part in each.embedded}
+    own = {node.node_id: node for node in version.made}
+    nodes = [*after.among(held - own.keys()), *own.values()]
+    sequence = after.base_sequence if version.base_sequence is None else version.base_sequence
+    digest = make_digest(snapshot.deltas[start:], found, nodes, sequence)
+    upload = Upload(keys.next(DIGESTS), digest.encode())
+    context.objects.remember(upload.ref, digest)
+    older = tuple(entry for entry in snapshot.digests if entry.first < start)
+    entry = DigestEntry(upload.ref, start, len(snapshot.deltas) - start)
+    return replace(snapshot, digests=(*older, entry)), upload
+
+
+def _root_with(
+    context: ReadContext,
+    root: Root,
+    branch: str,
+    version: NextVersion,
+    snapshot: Snapshot,
+    head: Upload,
+) -> Root:
+    """The next root: the branch moved to the snapshot, and the operation logged."""
+    what = f"{snapshot.kind}"
+    what = f"commit {what}" if version.left is None else leaving(f"amend {what}", version.left)
+    runtime, at = context.runtime, snapshot_id_of(head.key)
+    by = snapshot.commit_id, runtime.who()
+    entry = LogEntry(root.version + 1, runtime.now_ms(), what, branch, at, *by)
+    tip = version.tip or root.branches[branch]
+    # An unchanged base keeps its copy in the root.
+    stays = tip.base and snapshot.base and tip.base.key == snapshot.base.key
+    of = tip.base if stays else snapshot.base
+    moved = replace(tip, head=head.ref, base=of, ahead=snapshot.ahead)
+    new = replace(root, branches={**root.branches, branch: moved})
+    if version.left is not None:  # what it leaves may be older than where a search begins
+        new = replace(new, swept=0)
+    copies = {each.key: each.data for each in (head, version.base) if each is not None}
+    return new.with_log(entry).with_copies(copies, branch)
+
+
+def encoded_delta[K: (bytes, tuple[bytes, int])](
+    context: ReadContext,
+    keys: SessionKeys,
+    view: SnapshotView,
+    delta: Delta,
+    tables: Mapping[K, Manifest],
+    changed: Sequence[Node] = (),
+    more: Sequence[ManifestRef] = (),
+) -> tuple[Delta, list[Upload], frozenset[bytes]]:
+    """The delta with chunk tables in it, or in manifests, and what to upload; itself comes last.
+
+    And the ids of coordinates among the nodes, whose tables are embedded first.
+
+    Parameters
+    ----------
+    context : ReadContext
+        The repository.
+    keys : SessionKeys
+        Names the objects.
+    view : SnapshotView
+        A snapshot that has the nodes.
+    delta : Delta
+        The delta without tables.
+    tables : mapping of K to Manifest
+        What stays together.
+    changed : sequence of Node
+        Nodes that are others than in the view.
+    more : sequence of ManifestRef
+        Manifests that are written already.
+    """
+    ids = {part.node_id for each in tables.values() for part, _ in each.parts}
+    now = {node.node_id: node for node in changed}
+    # Other nodes are not examined, since there may be thousands.
+    found = (now.get(node_id) or view.by_id.get(node_id) for node_id in ids)
+    coordinates = coordinate_ids((node for node in found if node is not None), ids)
+    embedded, others = plan_embedding(
+        {key: sum(len(data) for _, data in each.parts) for key, each in tables.items()},
+        {key for key, each in tables.items() if each.parts[0][0].node_id in coordinates},
+        changes_nodes=bool(delta.nodes or delta.deleted or delta.truncated),
+    )
+
+    def together(group: Sequence[K]) -> Manifest:
+        return Manifest(tuple(part for key in group for part in tables[key].parts))
+
+    uploads, manifests = list[Upload](), [*more]
+    for group in others:
+        manifest = together(group)
+        data, places = manifest.encode()
+        uploads.append(Upload.of(keys, "manifests", data))
+        context.objects.remember(uploads[-1].ref, manifest)
+        manifests.append(ManifestRef(uploads[-1].ref, manifest.directory(), places=places))
+    whole = replace(delta, embedded=together(embedded), manifests=tuple(manifests))
+    uploads.append(Upload.of(keys, "deltas", whole.encode()))
+    context.objects.remember(uploads[-1].ref, whole)
+    return whole, uploads, coordinates
+
+
+def rewritten(
+    context: ReadContext,
+    keys: SessionKeys,
+    before: Snapshot,
+    commit_id: bytes,
+    message: str,
+    **changes: Any,
+) -> tuple[Snapshot, Upload]:
+    """The snapshot of a rewrite after `before`, and its log, which is empty: no data changes."""
+    log = Upload.of(keys, "deltas", Delta(commit_id).encode())
+    context.objects.remember(log.ref, Delta(commit_id))
+    snapshot = replace(
+        before,
+        commit_id=commit_id,
+        kind=CommitKind.REWRITE,
+        message=message,
+        metadata={},
+        written_ms=max(context.runtime.now_ms(), before.written_ms),
+        log=log.ref,
+        totals={},
+        merged=None,
+        **changes,
+    )
+    return snapshot, log
+
+
+# --- history ------------------------------------------------------------------------------------
+
+
+def _history(
+    context: ReadContext, version: NextVersion, keys: SessionKeys
+) -> tuple[History, list[Upload]]:
+    """What a snapshot says of its ancestors, and new pages to upload.
+
+    It is computed from the very parent that an attempt builds on, so that all it covers are
+    ancestors of the new snapshot.
+    """
+    parent, uploads = version.after, list[Upload]()
+    pages = parent.snapshot.history.pages if version.pages is None else version.pages
+    recent = (*parent.snapshot.history.recent, parent.snapshot.entry(parent.ref).pack())
+
+    def written(page: HistoryPage) -> None:
+        nonlocal pages
+        uploads.append(_page(context, page, keys))
+        pages = (*pages, page.at(uploads[-1].ref))
+
+    if are_a_page([len(entry) for entry in recent]):
+        written(HistoryPage(HistoryEntries.unpack(recent)))
+        recent = ()
+        while count := pages_to_roll([page.level for page in pages]):
+            page, pages = HistoryPage(pages=pages[-count:]), pages[:-count]
+            written(page)
+    return History(pages, recent), uploads
+
+
+def _page(context: ReadContext, page: HistoryPage, keys: SessionKeys) -> Upload:
+    upload = Upload.of(keys, _HISTORY, page.encode())
+    context.objects.remember(upload.ref, page)  # for a compaction that merges it
+    return upload
+
+
+def merged_pages(
+    context: ReadContext, history: History, floor: str | None, keys: SessionKeys
+) -> tuple[tuple[HistoryPageRef, ...], list[Upload]]:
+    """The pages with the newest of entries merged into one, as far as they are in history."""
+    leaves = [page for page in history.pages if page.level == 0]
+    due = leaves[len(leaves) - pages_to_merge([page.count for page in leaves]) :]
+    here = {page.blob.key for page in pages_above(context, history, floor)} if due else set()
+    due = [page for page in due if page.blob.key in here]
+    first = history.pages.index(due[0]) if due else 0
+    if len(due) < 2 or [*history.pages[first : first + len(due)]] != due:
+        return history.pages, []
+    try:
+        found = context.objects.load_all([(page.blob, HistoryPage) for page in due])
+        for page in due:
+            page.check(found[page.blob.key])
+        merged = HistoryPage(HistoryEntries.join([found[p.blob.key].entries for p in due]))
+    except CorruptObjectError:
+        return history.pages, []  # `verify` tells; readers go on without the page
+    upload = _page(context, merged, keys)
+    new = (merged.at(upload.ref),)
+    return (*history.pages[:first], *new, *history.pages[first + len(due) :]), [upload]
+
+
+# --- what is told of it -------------------------------------------------------------------------
+
+
+def tell_landed(
+    context: ReadContext, operation: str, branch: str, head: BlobRef, start_s: float, **more: object
+) -> None:
+    """Count an operation that began at `start_s` of the runtime, and log it with its values.
+
+    The logger `zarr_manifests.operations` gets one INFO line, with the values, which have units in
+    their names, as attributes of the record.
+    """
+    context.meter.add(f"{operation}s")
+    if not _LOG.isEnabledFor(logging.INFO):
+        return
+    duration_ms = round((context.runtime.monotonic_s() - start_s) * 1000, 3)
+    facts: dict[str, object] = {
+        "operation": operation,
+        "repository_id": context.repository_id,
+        "repository_url": context.storage.url,
+        "branch": branch,
+        "snapshot_id": snapshot_id_of(head.key),
+        "duration_ms": duration_ms,
+    }
+    snapshot = context.objects.recall(head, Snapshot)
+    if snapshot is not None:
+        facts["kind"] = str(snapshot.kind)
+        facts |= {name.replace("-", "_"): n for name, n in snapshot.totals.items()}
+    _LOG.info(
+        "%s %s on %s in %.1f ms",
+        operation,
+        facts["snapshot_id"],
+        branch,
+        duration_ms,
+        extra={**facts, **more},
+    )
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+def check_now(context: Context, branch: str, txn: Txn) -> None:
+    """Raise if the branch, as it is now, does not let the step be taken.
+
+    Raises
+    ------
+    TransactionAlreadyCommitted
+        If it was committed.
+    TransactionGapError
+        If the version before is not the one it comes after.
+    """
+
+    def check() -> None:
+        root = context.roots.with_branch(context.roots.read().root, branch)
+        check_marks(context, root, branch, txn)
+
+    opened(check)
+
+
+def check_marks(
+    context: Context,
+    root: Root,
+    branch: str,
+    txn: Txn | None,
+    steps: tuple[MarkStep, ...] = (),
+) -> None:
+    """Raise if the marks of the branch's head do not allow the commit.
+
+    Raises
+    ------
+    TransactionAlreadyCommitted
+        If the transaction was committed.
+    TransactionGapError
+        If the version before is not the one that the transaction comes after.
+    ConflictError
+        If a mark is not where its step begins.
+    """
+    tip = root.branches.get(branch)
+    if tip is None or (txn is None and not steps):
+        return  # without a branch, `admitted` raises
+    head = context.objects.load(tip.head, Snapshot)
+    if txn is not None:
+        _check_txn(context, tip, head, txn, branch)
+    conflicts = [
+        Conflict(
+            ConflictKind.TXN,
+            "/",
+            "txn",
+            f"the last version of {step.app!r} is {shown(mark)} and not {shown(step.before)}",
+        )
+        for step in steps
+        if (mark := mark_of(context, head, step.app)) != step.before
+    ]
+    if conflicts:
+        raise ConflictError(
+            f"the last versions of applications on branch {branch!r} are not those that this "
+            "commit expects; nothing was committed. `repo.txn_versions(branch)` lists them",
+            conflicts,
+        )
+
+
+def _check_txn(context: Context, tip: Branch, head: Snapshot, txn: Txn, branch: str) -> None:
+    assert txn.version is not None  # to forget one is no step
+    mark = mark_of(context, head, txn.app)
+    if mark >= txn.version:
+        # Others may have swapped this root in and not have synced it yet.
+        context.storage.sync([ROOT_KEY])
+        found = snapshot_of(context, tip, txn.app, txn.version)
+        where = "" if found is None else f", in snapshot {found}"
+        raise TransactionAlreadyCommitted(
+            f"version {txn.version} of {txn.app!r} is committed to branch {branch!r} already"
+            f"{where}; its last version is {mark}. Nothing was committed",
+            txn.app,
+            txn.version,
+            mark,
+            found,
+        )
+    if txn.after is not None and mark != txn.after:
+        raise TransactionGapError(
+            f"version {txn.version} of {txn.app!r} comes after {shown(txn.after)}, but the last "
+            f"one on branch {branch!r} is {shown(mark)}; nothing was committed. Versions between "
+            "are missing, perhaps because the branch was reset or restored: commit them first, or "
+            "leave out `after` to skip them"
+        )
+
+
+def marks_after(
+    context: Context,
+    tip: Snapshot,
+    txn: Txn | None,
+    steps: tuple[MarkStep, ...],
+    keys: SessionKeys,
+) -> tuple[Mapping[str, int], BlobRef | None, list[Upload]]:
+    """The marks of a snapshot that comes after `tip`, or replaces it.
+
+    Its own, the pointer of its page, and the page to upload, if that is new.
+    """
+    if txn is not None:
+        assert txn.version is not None
+        steps = (*steps, MarkStep(txn.app, NO_MARK, txn.version))
+    if not steps:
+        return tip.marks, tip.marks_page, []
+    own = moved_marks(tip.marks, steps)
+    gone = {step.app for step in steps if step.version == NO_MARK}
+    page = paged_marks(context, tip).marks if gone or len(own) > MOST_IN_SNAPSHOT else {}
+    left = {app: version for app, version in page.items() if app not in gone}
+    if len(own) > MOST_IN_SNAPSHOT:
+        newest = {step.app for step in steps}
+        left |= {app: version for app, version in own.items() if app not in newest}
+        own = {app: version for app, version in own.items() if app in newest}
+    elif len(left) == len(page):
+        return own, tip.marks_page, []
+    if not left:
+        return own, None, []
+    upload = Upload.of(keys, "pages", MarksPage(left).encode())
+    return own, upload.ref, [upload]

@@ -1,0 +1,504 @@
+"""Immutable metadata objects: fetched once, decoded once, written once.
+
+Loads go through a cache of decoded values (`caches`) and are single-flight. Before the
+storage, a cache on the local disk (`caches`) is tried if there is one. Values made from
+objects, such as the chunk tables of a manifest, are in the same cache. Writes use `create_own`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Final, Protocol, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.caches import OBJECT, DecodedCache, DiskCache
+from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.ids import new_session_id, object_key
+from zarr_manifests.runtime import Runtime, one_by_one
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import meter_of
+from zarr_manifests.storage.protocol import ReadableStorage, coalesce
+
+_DISK_ABREAST: Final = 8
+_BYTES_A_THREAD: Final = 32 * 1024
+_CREATIONS: Final = 5
+_LINEAGE_BYTES: Final = 6
+
+
+class SessionKeys:
+    """Generates the keys of one writer's objects: `<kind>/<session>/<n>`.
+
+    The first 48 random bits of a session id are its lineage, which copies of the session share; the
+    other 48 bits differ from copy to copy. `epoch` is the epoch of the session's claim of its
+    branch, if it has claimed it.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        runtime: Runtime,
+        lineage: bytes | None = None,
+        *,
+        epoch: int | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self.start = start
+        self.epoch = epoch
+        self.lineage = lineage or runtime.random_bytes(_LINEAGE_BYTES)
+        self._own = self._draw()
+
+    def _draw(self) -> _Own:
+        own = self._runtime.random_bytes(_LINEAGE_BYTES)
+        return _Own(os.getpid(), new_session_id(self.start, self.lineage + own))
+
+    def next(self, kind: str) -> str:
+        """A new key, never used before."""
+        own = self._current()
+        return object_key(kind, own.session_id, next(own.numbers))
+
+    def key_for(self, kind: str, data: bytes) -> str:
+        """The key under which these bytes were already written, or a new one."""
+        found = [key for key in self._current().written if key.startswith(f"{kind}/")]
+        digest = _digest(data) if found else b""  # a first commit has none to compare with
+        same = (key for key in found if self._current().written[key] == digest)
+        return next(same, None) or self.next(kind)
+
+    def has_written(self, key: str) -> bool:
+        """Whether this session has written an object under the key."""
+        return key in self._current().written
+
+    def note_written(self, key: str, data: bytes) -> None:
+        """Note that these bytes are stored under a key of this session."""
+        self._current().written[key] = _digest(data)
+
+    @property
+    def session_id(self) -> str:
+        """The session id in this process."""
+        return self._current().session_id
+
+    def _current(self) -> _Own:
+        if self._own.pid != os.getpid():
+            self._own = self._draw()
+        return self._own
+
+    @property
+    def lineage_prefix(self) -> str:
+        """The common prefix of chunk keys of this session and all its copies."""
+        return f"chunks/{self.start:012d}-{self.lineage.hex()}"
+
+
+class _Own(Struct):
+    """The part of a session's keys that belongs to one process."""
+
+    pid: int
+    session_id: str
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    written: dict[str, bytes] = {}
+    """Key -> digest of the bytes written there."""
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=32).digest()
+
+
+def create_own(
+    storage: Storage, key: str, data: bytes | memoryview, *, durable: bool = True
+) -> None:
+    """Write an object under a key that only this writer uses.
+
+    If the key exists, the answer to an earlier call must have been lost. The existing bytes are
+    compared to make sure.
+
+    Raises
+    ------
+    StorageError
+        If it could not be written, or other bytes are stored there.
+    """
+    if create_or_find(storage, key, data, durable=durable) is not None:
+        raise StorageError(
+            f"{key} exists with other bytes in {storage.url}; two writers share a "
+            "session id, which only a broken source of randomness explains"
+        )
+
+
+def create_or_find(
+    storage: Storage, key: str, data: bytes | memoryview, *, durable: bool = True
+) -> bytes | None:
+    """Write an object if its key is free; the first bytes of what is there instead, if anything.
+
+    Raises
+    ------
+    StorageError
+        If it could not be written.
+    """
+    for _ in range(_CREATIONS):
+        if storage.create(key, data, durable=durable):
+            return None
+        try:
+            found = storage.get(key, 0, len(data) + 1)
+        except ObjectNotFoundError:  # contradicts the answer before
+            continue
+        return None if found == data else found
+    raise StorageError(
+        f"{key} cannot be written to {storage.url}: the storage says that it exists, and that it "
+        "does not; try again later"
+    )
+
+
+class NotAtHandError(Exception):
+    """The object would have to be fetched."""
+
+
+_TALLY: ContextVar[list[int] | None] = ContextVar("zarr_manifests_tally", default=None)
+
+
+@contextmanager
+def tallied_reads() -> Iterator[list[int]]:
+    """The numbers of bytes of objects fetched in the block, including by its parallel calls."""
+    tally: list[int] = []
+    token = _TALLY.set(tally)
+    try:
+        yield tally
+    finally:
+        _TALLY.reset(token)
+
+
+class _Decodable(Protocol):
+    @classmethod
+    def from_object(cls, data: bytes, ref: BlobRef) -> Any: ...
+
+
+type Wanted = tuple[BlobRef | ManifestRef, Any]
+"""An object, and the type it is decoded as; or a manifest, and the part of one of its tables."""
+
+
+def _name(ref: BlobRef, kind: type[Any]) -> tuple[Any, ...]:
+    """The cache name of a decoded object: the whole pointer, and the type it is decoded as."""
+    return OBJECT, ref.name, ref.length, ref.crc32c, kind
+
+
+class ObjectReader:
+    """Reads the immutable metadata objects of one repository.
+
+    Attributes
+    ----------
+    cache : DecodedCache
+        Decoded values, in memory.
+    meter : Meter
+        Counts what is done here, and the calls of a metered storage.
+    """
+
+    storage: ReadableStorage
+
+    def __init__(
+        self,
+        storage: ReadableStorage,
+        runtime: Runtime,
+        options: CacheOptions | None = None,
+        disk: DiskCache | None = None,
+    ) -> None:
+        self.storage = storage
+        self.meter = meter_of(storage)
+        self._runtime = runtime
+        self.cache = DecodedCache(options or CacheOptions(), runtime, self.meter)
+        self._disk = disk
+
+    def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
+        """Return the decoded object that `ref` points to; `fetched` has its bytes, if available.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it is missing, or does not match the pointer.
+        """
+        name = _name(ref, kind)
+        found = self.cache.find(name)
+        if found is not None:
+            self.meter.add("cache_hits")
+            return cast(T, found)
+        self.meter.add("cache_misses")
+        return cast(T, self._obtain(name, partial(self._decoded, ref, kind, fetched)))
+
+    def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
+        return self.cache.obtain(name, make)
+
+    def load_all(self, wanted: Sequence[Wanted], runtime: Runtime | None = None) -> dict[Any, Any]:
+        """Return what is wanted, by name; missing objects are fetched in one parallel round.
+
+        For a table that is not in memory, that is its block; or the whole manifest, if that is
+        small, wanted as well, in memory, or kept on disk. The result holds what the cache may drop.
+        """
+        loaded: dict[Any, Any] = {}
+        due: dict[str, tuple[BlobRef, type[_Decodable]]] = {}
+        for of, kind in wanted:
+            if isinstance(of, BlobRef):
+                due[of.name] = of, kind
+                continue
+            name = _table_name(of.blob, kind)
+            table = self.cache.find(name)
+            if table is None:
+                holder = self._holder(of, kind)
+                due[holder[0].name] = holder
+            else:
+                loaded[name] = table
+        whole = {ref.key for ref, _ in due.values() if not ref.offset}
+        for place, (ref, kind) in [*due.items()]:
+            here = self.recall(ref, kind)
+            self.meter.add("cache_hits", int(here is not None))
+            if here is None and ref.copy is not None:
+                here = self.load(ref, kind)
+            if here is not None:
+                loaded[place] = here
+            if here is not None or (ref.offset and ref.key in whole):
+                del due[place]
+        requests = self._requests([*due.values()])
+        most = len(requests)
+        if self.storage.capabilities.turns:
+            # More parallel reads do not make a disk faster, and threads cost more than small reads.
+            nbytes = sum(ref.length for ref, _ in due.values())
+            most = min(_DISK_ABREAST, 1 + nbytes // _BYTES_A_THREAD)
+        groups = [requests[i::most] for i in range(min(most, len(requests)))]
+        calls = [partial(self._load_each, group) for group in groups]
+        for found in (runtime or self._runtime).parallel(calls):
+            loaded |= found
+        return loaded
+
+    def _requests(
+        self, wanted: Sequence[tuple[BlobRef, type[_Decodable]]]
+    ) -> list[list[tuple[BlobRef, type[_Decodable]]]]:
+        """Each of the objects alone; the blocks of an object that one request reads together."""
+        found = [[one] for one in wanted if not one[0].offset]
+        blocks: dict[str, list[tuple[BlobRef, type[_Decodable]]]] = {}
+        for one in wanted:
+            if one[0].offset:
+                blocks.setdefault(one[0].key, []).append(one)
+        room = self.storage.capabilities
+        for of in blocks.values():
+            starts, lengths = [ref.offset for ref, _ in of], [ref.length for ref, _ in of]
+            some = coalesce(starts, lengths, gap_bytes=room.gap_bytes, span_bytes=room.span_bytes)
+            found += [[of[i] for i in sorted(each.members)] for each in some]
+        return found
+
+    def _load_each(
+        self, requests: Sequence[Sequence[tuple[BlobRef, type[_Decodable]]]]
+    ) -> dict[str, Any]:
+        loaded = {}
+        for each in requests:
+            (first, _), data, start = each[0], None, min(ref.offset for ref, _ in each)
+            if len(each) > 1:
+                data = self._range(first, start, max(r.offset + r.length for r, _ in each) - start)
+            for ref, kind in each:
+                at = ref.offset - start
+                part = None if data is None else data[at : at + ref.length]
+                loaded[ref.name] = self.load(ref, kind, part)
+        return loaded
+
+    def recall[T](self, ref: BlobRef, kind: type[T]) -> T | None:
+        """The cached value of that type for the pointer, or None; fetches and counts nothing."""
+        return cast("T | None", self.cache.find(_name(ref, kind)))
+
+    def remember(self, ref: BlobRef, value: Any) -> None:
+        """Keep a decoded object while there is room."""
+        self.cache.keep(_name(ref, type(value)), value)
+
+    def block_due(self, ref: ManifestRef, part: Part) -> str | None:
+        """Name of the block to fetch for a table; None if none is, or the whole manifest."""
+        blob, kind = self._holder(ref, part)
+        return None if kind is Manifest or self.has(ref, part) else blob.name
+
+    def _holder(self, ref: ManifestRef, part: Part) -> tuple[BlobRef, type[Block | Manifest]]:
+        """The object to load for a table."""
+        block = None if self._is_read_whole(ref) else ref.block(part)
+        return (ref.blob, Manifest) if block is None else (block[0], Block)
+
+    def _is_read_whole(self, ref: ManifestRef) -> bool:
+        return ref.blob.copy is not None or self._disk is not None or self.has(ref.blob, Manifest)
+
+    def table(
+        self, ref: ManifestRef, part: Part, loaded: Mapping[Any, Any], *, keep: bool = True
+    ) -> ChunkTable:
+        """One of the manifest's tables, from what `load_all` found, as far as that has it.
+
+        It stays in memory only if `keep` is set.
+        """
+        held: ChunkTable | None = loaded.get(_table_name(ref.blob, part)) if loaded else None
+        if held is not None:
+            return held
+
+        def find() -> bytes:
+            manifest, at = loaded.get(ref.blob.key), ref.block(part)
+            if manifest is not None or at is None:
+                return (manifest or self.load(ref.blob, Manifest)).data(part)
+            block, number = at
+            held = loaded.get(block.name)
+            if held is None and self._is_read_whole(ref):
+                return self.load(ref.blob, Manifest).data(part)
+            tables = (held or self.load(block, Block)).tables
+            if number >= len(tables):
+                raise CorruptObjectError(f"{ref.blob.key} has no such table in a block")
+            return cast(bytes, tables[number])
+
+        return self.table_in(ref.blob, part, find, keep=keep)
+
+    def table_in(
+        self, ref: BlobRef, part: Part, find: Callable[[], bytes], *, keep: bool = True
+    ) -> ChunkTable:
+        """A chunk table in the object; `find` returns it encoded."""
+        name = _table_name(ref, part)
+        found: ChunkTable | None = self.cache.find(name)
+        if found is None and keep:
+            return self._obtain(name, lambda: Manifest.decode(part, find()))
+        return Manifest.decode(part, find()) if found is None else found
+
+    def has_table(self, ref: BlobRef, part: Part) -> bool:
+        """Whether a chunk table in the object is in memory."""
+        return _table_name(ref, part) in self.cache
+
+    def has(self, ref: BlobRef | ManifestRef, kind: Any) -> bool:
+        """Whether loading that, an object or a table of a manifest, needs no request now."""
+        if isinstance(ref, ManifestRef):
+            return self.has_table(ref.blob, kind) or self.has(*self._holder(ref, kind))
+        return ref.copy is not None or _name(ref, kind) in self.cache
+
+    def is_near(self, ref: BlobRef, *kinds: type[_Decodable]) -> bool:
+        """Whether `load` probably needs no request: it is cached in memory or on disk."""
+        here = any(self.has(ref, kind) for kind in kinds)
+        return here or (self._disk is not None and self._disk.has(ref))
+
+    def guess(self, key: str, most: int) -> bytes | None:
+        """The bytes at a key if there are at most `most`, else None; also None if it fails.
+
+        They are unverified: only someone with a pointer to the object can trust them.
+        """
+        self._runtime.checkpoint("objects.get")
+        try:
+            data = self.storage.get(key, 0, most + 1)
+        except StorageError:  # a reader that really needs the object gets the error itself
+            return None
+        return data if len(data) <= most else None
+
+    def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:
+        if ref.copy is None and self._disk is not None:
+            data = self._disk.get(ref)
+            if data is not None:
+                return kind.from_object(data, ref)
+        data = self._bytes(ref) if fetched is None else fetched
+        value = kind.from_object(data, ref)
+        if ref.copy is None and self._disk is not None:
+            self._disk.put(ref, data)  # decoded, so it is valid
+        return value
+
+    def _bytes(self, ref: BlobRef) -> bytes:
+        if ref.copy is not None:
+            return ref.copy
+        return self._range(ref, ref.offset, ref.length if ref.offset else ref.length + 1)
+
+    def _range(self, ref: BlobRef, start: int, length: int) -> bytes:
+        self._runtime.checkpoint("objects.get")
+        try:
+            data = self.storage.get(ref.key, start, length)
+        except ObjectNotFoundError as error:
+            raise CorruptObjectError(
+                f"{ref.key} is referenced and not there ({self.storage.url}); restore it from a "
+                "backup, or open another snapshot"
+            ) from error
+        tally = _TALLY.get()
+        if tally is not None:
+            tally.append(len(data))
+        return data
+
+
+class Objects(ObjectReader):
+    """Reads the metadata objects of one repository, and writes this writer's own."""
+
+    storage: Storage
+
+    def __init__(
+        self,
+        storage: Storage,
+        runtime: Runtime,
+        options: CacheOptions | None = None,
+        disk: DiskCache | None = None,
+    ) -> None:
+        super().__init__(storage, runtime, options, disk)
+
+    def create(self, key: str, data: bytes) -> None:
+        """Durably write an object under one of this writer's own keys.
+
+        Raises
+        ------
+        StorageError
+            If it could not be written, or other bytes are stored there.
+        """
+        self._runtime.checkpoint("objects.create")
+        create_own(self.storage, key, data)
+        if self._disk is not None:
+            self._disk.put(BlobRef.to(key, data), data)
+
+
+class AtHand(ObjectReader):
+    """A view of the objects that loads only what is cached or copied into a pointer."""
+
+    def __init__(self, objects: ObjectReader) -> None:
+        self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
+        self._runtime, self._disk = replace(objects._runtime, parallel=one_by_one), None
+
+    def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
+        """Return the decoded object that `ref` points to; `fetched` has its bytes, if available.
+
+        Raises
+        ------
+        NotAtHandError
+            If it would have to be fetched. (It joins no flight, which others may wait for.)
+        """
+        found = self.recall(ref, kind)
+        if found is not None:
+            return found
+        data = ref.copy if fetched is None else fetched
+        if data is None:
+            raise NotAtHandError(ref.key)
+        return cast(T, kind.from_object(data, ref))
+
+    def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
+        found: T | None = self.cache.find(name)
+        if found is None:
+            found = make()
+            self.cache.keep(name, found)
+        return found
+
+    def _range(self, ref: BlobRef, start: int, length: int) -> bytes:
+        raise NotAtHandError(ref.key)
+
+
+def _table_name(ref: BlobRef, part: Part) -> tuple[Any, ...]:
+    box = part.box  # without the part itself, whose hash is made in Python
+    return "table", ref.key, ref.length, ref.crc32c, part.node_id, box.lo, box.hi, part.count
+
+
+class Upload(Struct, frozen=True):
+    """An encoded object and its key."""
+
+    key: str
+    data: bytes
+
+    @classmethod
+    def of(cls, keys: SessionKeys, kind: str, data: bytes) -> Upload:
+        """The bytes under the key where the session has written them already, or a new key."""
+        return cls(keys.key_for(kind, data), data)
+
+    @property
+    def ref(self) -> BlobRef:
+        """The pointer to it."""
+        return BlobRef.to(self.key, self.data)

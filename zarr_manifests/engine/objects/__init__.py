@@ -1,1 +1,0 @@
-"""Immutable objects and chunk bytes: written once, fetched once, cached and verified."""

@@ -1,0 +1,767 @@
+"""The root in the storage: read, archive, swap.
+
+The swap is the only linearization point of the repository. The protocol:
+
+1. Before a version is replaced, its canonical form is archived (put-if-absent). So if version v+2
+   exists, the archive of v+1 does too.
+2. The swap is one compare-and-swap with a fresh random write id.
+3. A root that would be too large moves refs and leases to pages (`planning.packing`), which
+   are written before the swap. `with_branch`, `with_tag`, `with_leases` and `whole` find them
+   there.
+4. If a swap fails, or its answer is lost, the root is read again. The swap was a success if the
+   root has our write id, its log has our operation's id, or the archive of our version has our
+   write id. If the root is unchanged, the same bytes are sent again. Otherwise somebody else came
+   first. If none of this can be determined, it raises `CommitOutcomeUnknownError` and does not
+   retry.
+
+What is stored at a place without a repository, and which repository the place lies in
+--------------------------------------------------------------------------------------
+
+Only used for error messages. A local disk is asked for a few names, any other storage by two
+requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from zarr_manifests.engine.metadata import ObjectReader, Objects, SessionKeys, Upload
+from zarr_manifests.errors import (
+    CommitOutcomeUnknownError,
+    ConflictError,
+    CorruptObjectError,
+    ManifestsError,
+    MissingChunkError,
+    NotARepositoryError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageFullError,
+    UnsupportedStorageError,
+)
+from zarr_manifests.format.records import MAGIC, MAX_ROOT_BYTES, BlobRef
+from zarr_manifests.format.root import (
+    CLONING_KEY,
+    LOG_TAIL,
+    ROOT_BYTES,
+    ROOT_KEY,
+    SECTIONS,
+    WRITE_ID_BYTES,
+    Branch,
+    Lease,
+    LogEntry,
+    Page,
+    PageRef,
+    PageSpill,
+    Root,
+    Section,
+    absorb,
+    archive_key,
+    checked,
+    known_ref,
+    lease_pages,
+    leaving,
+    merge_at,
+    page_at,
+    plan_spills,
+    pulled,
+    without,
+)
+from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.runtime import Runtime
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.disk import open_regular
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.protocol import ReadableStorage, TakesTurns, Token, Turn
+
+_DOCUMENTS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+_KINDS: Final = {
+    **dict.fromkeys((".nc", ".nc4", ".cdf", ".h5", ".hdf5"), "netCDF"),
+    **dict.fromkeys((".grib", ".grib2", ".grb", ".grb2"), "GRIB"),
+}
+_LOOKED_AT: Final = 100
+"""So many names in a folder are looked at."""
+
+
+def instead(storage: ReadableStorage) -> str | None:
+    """Describe what is stored there instead, and how to open it; None if nothing is known."""
+    outer = around(storage)
+    if outer is not None:
+        return (
+            f"it lies inside the repository {outer}, whose groups are not folders: open that, and "
+            "name the group by group="
+        )
+    with contextlib.suppress(ManifestsError):  # unknown counts as no
+        storage.head(CLONING_KEY)
+        return "an unfinished clone lies there; clone again, which continues"
+    if _is_plain_zarr(storage):
+        return (
+            "a plain Zarr store lies there, which xr.open_zarr and zarr.open_group open. If there "
+            "was a repository, something like to_zarr(mode='w') has deleted it, and only a backup "
+            "has it. `zm.virtual.import_zarr` and `zarr-manifests import zarr` take it into "
+            "another one"
+        )
+    return _of_files(storage)
+
+
+def around(storage: ReadableStorage) -> Path | None:
+    """The folder of a repository that contains the place; only local disks are checked."""
+    folder = _folder(storage)
+    for outer in folder.parents if folder is not None else ():
+        with contextlib.suppress(OSError):  # unknown counts as no
+            there = open_regular(str(outer / ROOT_KEY), follow_links=True)
+            with os.fdopen(there, "rb") as file:
+                if file.read(len(MAGIC)) == MAGIC:
+                    return outer
+    return None
+
+
+def _is_plain_zarr(storage: ReadableStorage) -> bool:
+    folder = _folder(storage)
+    if folder is not None:
+        return any((folder / name).is_file() for name in _DOCUMENTS)
+    with contextlib.suppress(ManifestsError):  # unknown counts as no
+        storage.head(_DOCUMENTS[0])
+        return True
+    return False
+
+
+def _of_files(storage: ReadableStorage) -> str | None:
+    """How to take in files of netCDF or GRIB, if the place is one, or a folder with some."""
+    folder = _folder(storage)
+    if folder is None:
+        return None
+    files = [folder]
+    with contextlib.suppress(OSError):  # unknown counts as no
+        files += islice(folder.iterdir(), _LOOKED_AT)
+    kind = next((kind for file in files if (kind := _KINDS.get(file.suffix.lower()))), None)
+    if kind is None:
+        return None
+    there = f"a {kind} file" if not folder.is_dir() else f"a folder with {kind} files"
+    refer = "zm.virtual.import_kerchunk" if kind == "GRIB" else "zm.virtual.write"
+    return (
+        f"{there} lies there, and no repository: `{refer}` refers to the data where they are, "
+        "`zm.write` copies what xarray opens; give the place of a repository"
+    )
+
+
+def _folder(storage: ReadableStorage) -> Path | None:
+    url = urlsplit(storage.url)
+    return Path(unquote(url.path)) if url.scheme == "file" else None
+
+
+# --- roots --------------------------------------------------------------------------------------
+
+
+_RESENDS: Final = 5
+_BACKOFF_S: Final = 0.02
+_MAX_BACKOFF_S: Final = 1.0
+_TURN_S: Final = 10.0
+_TURN_POLL_S: Final = 0.001
+
+
+class RootAt(Struct, frozen=True):
+    """A version of the root, and the storage's token to swap it."""
+
+    root: Root
+    token: Token
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether the error means that a referenced object does not exist."""
+    return isinstance(error, MissingChunkError) or (
+        isinstance(error, CorruptObjectError) and isinstance(error.__cause__, ObjectNotFoundError)
+    )
+
+
+def opened[R](attempt: Callable[[], R]) -> R:
+    """The result of the attempt, which reads the root and opens objects that it leads to.
+
+    A missing object may have been collected after the root was read. So it counts as damage only if
+    it is still missing when everything is read again.
+    """
+    missed: set[str] = set()
+    while True:
+        try:
+            return attempt()
+        except (CorruptObjectError, MissingChunkError) as error:
+            if not is_missing(error) or str(error) in missed:
+                raise
+            missed.add(str(error))
+
+
+class _Swaps:
+    """A number that changes with every swap this process tries, in any repository."""
+
+    numbers = itertools.count(1)  # an addition would not be atomic between threads
+    done = 0
+
+
+class RootReader:
+    """Reads the root of one repository."""
+
+    _storage: ReadableStorage
+    _pages: ObjectReader
+
+    def __init__(self, storage: ReadableStorage, runtime: Runtime) -> None:
+        self._storage = storage
+        self._runtime = runtime
+        self._repository_id: str | None = None
+        self._latest: RootAt | None = None
+        self._read_at = -1
+        self._pages = ObjectReader(storage, runtime)
+
+    def share(self, objects: ObjectReader, repository_id: str) -> None:
+        """Read pages of that repository through these objects, and keep them there."""
+        self._pages = objects
+        self._repository_id = repository_id
+
+    @property
+    def latest(self) -> RootAt:
+        """The newest root this process has seen; it is read if there is none."""
+        return self._latest or self.read()
+
+    def read(self) -> RootAt:
+        """Read the current root.
+
+        Raises
+        ------
+        NotARepositoryError
+            If there is none.
+        CorruptObjectError
+            If it is damaged.
+        """
+        self._runtime.checkpoint("root.read")
+        began = _Swaps.done
+        try:
+            tagged = self._storage.get_tagged(ROOT_KEY)
+        except ObjectNotFoundError as error:
+            hint = instead(self._storage) or f"{error}; make one with zm.create, or check the path"
+            raise NotARepositoryError(f"no repository at {self._storage.url}: {hint}") from error
+        if self._latest is not None and tagged.token == self._latest.token:
+            self._read_at = began  # a read that fails leaves it
+            return self._latest
+        try:
+            root = Root.from_object(tagged.data)
+        except CorruptObjectError as error:
+            raise CorruptObjectError(
+                f"the root of {self._storage.url} is damaged ({error}). Without a backup of it, "
+                "`zm.recover` and `zarr-manifests recover` make a new one from an archive"
+            ) from error
+        self._check_repository(root, ROOT_KEY)
+        self._read_at = began
+        return self._seen(RootAt(root, tagged.token))
+
+    def archived(self, version: int) -> Root:
+        """Return the archive of that version.
+
+        No checksum from a pointer vouches for it, so its version and repository are compared.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            If there is none.
+        CorruptObjectError
+            If it is damaged, or belongs to another version or repository.
+        """
+        key = archive_key(version)
+        root = Root.from_object(self._storage.get(key, 0, MAX_ROOT_BYTES + 1), key)
+        if root.version != version:
+            raise CorruptObjectError(
+                f"{key}: the archive of version {root.version} lies in its place; put back the "
+                "object that belongs there, from a backup"
+            )
+        self._check_repository(root, key)
+        return root
+
+    def _check_repository(self, root: Root, key: str) -> None:
+        if self._repository_id not in (None, root.repository_id):
+            raise CorruptObjectError(
+                f"{key} in {self._storage.url} is the root of repository {root.repository_id}, and "
+                f"{self._repository_id} was opened; put back the object that belongs there, or "
+                "open the repository anew if it was replaced on purpose"
+            )
+
+    def _seen(self, at: RootAt) -> RootAt:
+        # With threads, an older root may be kept; whoever uses it finds out at the swap.
+        if self._latest is None or self._latest.root.version <= at.root.version:
+            self._latest = at
+        return at
+
+    def undisturbed(self, at: RootAt) -> bool:
+        """Whether `at` is the last root read, and this process has swapped none since."""
+        latest = self._latest
+        return latest is not None and latest.token == at.token and self._read_at == _Swaps.done
+
+    # --- pages -------------------------------------------------------------------------------
+
+    def with_branch(self, root: Root, name: str) -> Root:
+        """The root with that branch, loaded from a page if necessary."""
+        return self._with(root, name, ["branches"], name)
+
+    def with_tag(self, root: Root, name: str) -> Root:
+        """The root with that tag, loaded from a page if necessary."""
+        return self._with(root, name, ["tags"], name)
+
+    def with_ref(self, root: Root, name: str) -> Root:
+        """The root with the branch and the tag of that name, loaded from pages if necessary."""
+        return self._with(root, name, ["branches", "tags"], name)
+
+    def branch(self, root: Root, name: str) -> Branch:
+        """The branch, from the root or a page; raises `NotFoundError` if there is none."""
+        return known_ref(self.with_branch(root, name).branches, name, "branch")
+
+    def tag(self, root: Root, name: str) -> BlobRef:
+        """The snapshot that the tag points to; raises `NotFoundError` if there is no such tag."""
+        return known_ref(self.with_tag(root, name).tags, name, "tag")
+
+    def around(self, root: Root, name: str) -> Root:
+        """The root with all refs of the pages in which that name would be."""
+        return self._with(root, name, ["branches", "tags"], None)
+
+    def _with(self, root: Root, name: str, sections: Sequence[Section], only: str | None) -> Root:
+        due = [
+            (section, at)
+            for section in sections
+            if (at := page_at(root, section, name)) is not None
+        ]
+        return pulled(root, self._load(root, due), only) if due else root
+
+    def with_leases(self, root: Root, session: str) -> Root:
+        """The root with the leases of the session, loaded from pages if necessary."""
+        due = lease_pages(root, session)
+        pages = self._load(root, [("leases", at) for at in range(due.start, due.stop)])
+        return pulled(root, pages) if pages else root
+
+    def leases(self, root: Root) -> tuple[Lease, ...]:
+        """All leases, from the root and from pages."""
+        pages = self._load(root, [("leases", at) for at in range(_count(root, "leases"))])
+        return pulled(root, pages).leases
+
+    def whole(self, root: Root) -> Root:
+        """The root with all refs and leases of all pages."""
+        due = [(section, at) for section in SECTIONS for at in range(_count(root, section))]
+        return pulled(root, self._load(root, due)) if due else root
+
+    def _load(self, root: Root, due: Sequence[tuple[Section, int]]) -> list[Page]:
+        def load(section: Section, at: int) -> Page:
+            page = self._pages.load(root.pages[section][at].blob, Page)
+            return checked(root, section, at, page)
+
+        return self._runtime.parallel([partial(load, section, at) for section, at in due])
+
+
+class Roots(RootReader):
+    """Reads and swaps the root of one repository."""
+
+    _storage: Storage
+    _pages: Objects
+
+    def __init__(self, storage: Storage, runtime: Runtime) -> None:
+        super().__init__(storage, runtime)
+        self._pages = Objects(storage, runtime)
+        self._archived = 0  # the newest version known to be archived
+
+    def share(self, objects: ObjectReader, repository_id: str) -> None:
+        """Load and write pages of that repository through these objects and their cache."""
+        assert isinstance(objects, Objects)
+        super().share(objects, repository_id)
+
+    def archive(self, at: RootAt) -> None:
+        """Make sure that the version is archived, as it must be before it is replaced."""
+        for call in self.archiving(at):
+            call()
+
+    def archiving(self, at: RootAt) -> list[Callable[[], None]]:
+        """The calls that are still needed to archive the version, to run before the swap.
+
+        Versions that only changed leases are not archived.
+        """
+        log, version = at.root.log, at.root.version
+        if version <= self._archived or (log and log[-1].version != version):
+            return []
+        self._runtime.checkpoint("root.archive")
+        if self._is_durable(archive_key(version)):
+            self._archived = max(self._archived, version)
+            return []
+        return [partial(self._archive, at.root)]
+
+    def _archive(self, root: Root) -> None:
+        self._storage.create(archive_key(root.version), root.bare().encode())
+        self._archived = max(self._archived, root.version)
+
+    def _is_durable(self, key: str) -> bool:
+        """Whether the object exists on disk; False where asking would cost a request.
+
+        Where writers take turns it usually exists: each writer archives its version in its turn.
+        """
+        if not self._storage.capabilities.turns:
+            return False
+        try:
+            self._storage.sync([key])  # its writer may have been stopped before syncing it
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def _paged(self, root: Root, keys: SessionKeys) -> Root:
+        """Move refs and leases to pages until the root is small enough."""
+        while root.refs_bytes > ROOT_BYTES:
+            spills = plan_spills(root)
+            if not any(spill.names for spill in spills):
+                return root
+            # From the last page to the first, so that positions before it stay valid.
+            for spill in sorted(spills, key=lambda spill: -(spill.page or 0)):
+                root = self._spilled(root, spill, keys)
+        return root
+
+    def _spilled(self, root: Root, spill: PageSpill, keys: SessionKeys) -> Root:
+        section, at = spill.section, spill.page
+        pages = list(root.pages.get(section, ()))
+        old = None if at is None else self._load(root, [(section, at)])[0]
+        here = slice(0, 0) if at is None else slice(at, at + 1)
+        pages[here] = self._written(absorb(root, spill, old), keys)
+        root = without(root, spill)
+        root = replace(root, pages={**root.pages, section: tuple(pages)})
+        merged = merge_at(pages)
+        if merged is not None:
+            one, two = self._load(root, [(section, merged), (section, merged + 1)])
+            both = (pages[merged].first, len(one) + len(two), one | two)
+            pages[merged : merged + 2] = self._written([both], keys)
+            root = replace(root, pages={**root.pages, section: tuple(pages)})
+        return root
+
+    def _written(self, pages: Sequence[tuple[str, int, Page]], keys: SessionKeys) -> list[PageRef]:
+        refs, calls = [], []
+        for first, count, page in pages:
+            upload = Upload(keys.next("pages"), page.encode())
+            calls.append(partial(self._pages.create, upload.key, upload.data))
+            self._pages.remember(upload.ref, page)
+            refs.append(PageRef(first, upload.ref, count))
+        self._runtime.parallel(calls)
+        return refs
+
+    @contextmanager
+    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[bool]:
+        """Make other writers on this machine wait for the block; yields whether they do.
+
+        Without a turn, all but one of the writers that try at the same time would prepare their
+        commit in vain. `meanwhile` is called if there is a wait, which is bounded, since the holder
+        may have been stopped or be slow.
+        """
+        turn = self._turn("swap")
+        if turn is None:
+            yield False
+            return
+        try:
+            held = turn.take()
+            until_s = self._runtime.monotonic_s() + _TURN_S
+            if not held:
+                meanwhile()
+                held = turn.take()
+            while not held and self._runtime.monotonic_s() < until_s:
+                self._runtime.sleep(_TURN_POLL_S + self._runtime.jitter(_TURN_POLL_S))
+                held = turn.take()
+            yield held
+        finally:
+            turn.end()
+
+    @contextmanager
+    def only_here(self, what: str) -> Iterator[bool]:
+        """Yields whether no other process on this machine does this until the block ends.
+
+        True where the storage cannot tell.
+        """
+        turn = self._turn(what)
+        try:
+            yield turn is None or turn.take()
+        finally:
+            if turn is not None:
+                turn.end()
+
+    def _turn(self, name: str) -> Turn | None:
+        storage = unmetered(self._storage)
+        if storage.capabilities.turns and isinstance(storage, TakesTurns):
+            return storage.turn(name)
+        return None
+
+    def backoff(self, attempt: int) -> None:
+        """Wait for a jittered time before the next attempt."""
+        self._pages.meter.add("retries")
+        limit_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempt, 10))
+        self._runtime.sleep(self._runtime.jitter(limit_s))
+
+    def install(self, root: Root, token: Token | None) -> RootAt | None:
+        """Replace a lost root, or the damaged one with that token.
+
+        None if somebody else has written one in the meantime.
+        """
+        new = replace(
+            self._paged(root, SessionKeys(root.version, self._runtime)),
+            write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
+            written_ms=self._runtime.now_ms(),
+        )
+        return self.create(new, token)
+
+    def create(
+        self, root: Root, token: Token | None = None, *, archived: bool = True
+    ) -> RootAt | None:
+        """Write the first root of a repository, and its archive; None if there is one already."""
+        data, bare = root.encode(), root.bare().encode()
+        failure: StorageError | None = None
+        try:
+            then_create = (archive_key(root.version), bare) if archived else None
+            new_token = self._storage.cas(ROOT_KEY, data, token, then_create=then_create)
+        except StorageError as error:
+            failure, new_token = error, None
+        if new_token is not None:
+            return self._seen(RootAt(root, new_token))
+        try:  # the answer may have been lost
+            found = self.read()
+            self._storage.sync([ROOT_KEY])
+        except ManifestsError as error:
+            if failure is None:
+                raise
+            raise failure from error
+        return found if found.root.write_id == root.write_id else None
+
+    def swap(
+        self, at: RootAt, new: Root, operation: bytes, *, archived: bool = True
+    ) -> RootAt | None:
+        """Replace the root `at` by `new`, and set the version, write id and time of `new`.
+
+        Parameters
+        ----------
+        at : RootAt
+            The root to replace; it must be archived already.
+        new : Root
+            The next root.
+        operation : bytes
+            The random id that `new`'s last log entry carries.
+        archived : bool
+            Whether to archive `new`, as all versions that an operation made are.
+
+        Returns
+        -------
+        RootAt or None
+            The root with the change; None if somebody else's swap came first.
+
+        Raises
+        ------
+        CommitOutcomeUnknownError
+            If it cannot be determined whether the swap took effect.
+        StorageError
+            If the storage refused it and the root is unchanged.
+        """
+        new = replace(
+            new,
+            version=at.root.version + 1,
+            write_id=self._runtime.random_bytes(WRITE_ID_BYTES),
+            written_ms=self._runtime.now_ms(),
+        )
+        bare = new.bare().encode()
+        if len(bare) > ROOT_BYTES:  # includes the configuration, which has its own bound
+            new = self._paged(new, SessionKeys(at.root.version, self._runtime))
+            bare = new.bare().encode()
+        data, then_create = new.encode(), (archive_key(new.version), bare) if archived else None
+        failure: StorageError | None = None
+        for attempt in range(_RESENDS):
+            self._runtime.checkpoint("root.swap")
+            try:
+                token = self._storage.cas(ROOT_KEY, data, at.token, then_create=then_create)
+            except StorageError as error:
+                failure, token = error, None
+            finally:
+                _Swaps.done = next(_Swaps.numbers)
+            if token is not None:
+                return self._seen(RootAt(new, token))
+            found = self._find_out(new, operation, failure)
+            if found.token != at.token:
+                return self._outcome(found, new, operation, archived=archived)
+            if isinstance(failure, StorageFullError | UnsupportedStorageError):
+                break
+            self.backoff(attempt)
+        # If the first try was refused, no other request of ours is in flight.
+        refused = attempt == 0 and isinstance(failure, StorageFullError | UnsupportedStorageError)
+        if failure is not None and (refused or self._storage.capabilities.inline):
+            # A failed call on a local disk has ended, so it cannot take effect later.
+            raise failure
+        raise self._unknown(operation, "it was sent several times and never answered") from failure
+
+    def _find_out(self, new: Root, operation: bytes, failure: StorageError | None) -> RootAt:
+        for attempt in range(_RESENDS):
+            try:
+                return self.read()
+            except ManifestsError as error:  # damaged counts as unreadable
+                unreadable = error
+                self.backoff(attempt)
+        reason = f"version {new.version} was sent and the root cannot be read: {unreadable}"
+        raise self._unknown(operation, reason) from failure or unreadable
+
+    def _outcome(
+        self, found: RootAt, new: Root, operation: bytes, *, archived: bool
+    ) -> RootAt | None:
+        """The found root if it has our swap, None if not; it is not the one we replaced."""
+        ours = found.root.write_id == new.write_id or any(
+            entry.commit_id == operation for entry in found.root.log
+        )
+        oldest = found.root.log[0].version if found.root.log else found.root.version
+        rolled = archived and found.root.version > new.version and oldest > new.version
+        if not ours and rolled:
+            # The log no longer reaches back to the version we tried to make.
+            try:
+                ours = self._is_logged(new.version, operation)
+            except ManifestsError as error:
+                reason = f"version {new.version} was overtaken and its archive is unreadable"
+                raise self._unknown(operation, reason) from error
+        if not ours:
+            return None
+        try:
+            # Without the lost answer, it is not known to be durable yet.
+            self._storage.sync([ROOT_KEY])
+        except StorageError as error:
+            raise self._unknown(operation, "it is visible but may not be durable") from error
+        return found
+
+    def _is_logged(self, version: int, operation: bytes) -> bool:
+        """Whether the operation made that version, as the first archive since that can tell says.
+
+        A swap of leases is not archived.
+        """
+        for later in range(version, version + LOG_TAIL):
+            with suppress(ObjectNotFoundError):
+                log = self.archived(later).log
+                if log and log[0].version <= version:
+                    return any(entry.commit_id == operation for entry in log)
+        raise ObjectNotFoundError(f"no archive tells of version {version}")
+
+    def _unknown(self, operation: bytes, reason: str) -> CommitOutcomeUnknownError:
+        return CommitOutcomeUnknownError(
+            f"whether the swap of {self._storage.url} took effect is not known: {reason}. Open "
+            f"the repository again and look for {operation.hex()} in its history before retrying",
+            operation.hex(),
+        )
+
+    def swap_in(
+        self,
+        make: Callable[[RootAt], tuple[Root, bytes] | None],
+        what: str,
+        attempts: int,
+        at: RootAt | None = None,
+        *,
+        otherwise: str = "try again later",
+        archived: bool = True,
+    ) -> RootAt:
+        """Swap in the root that `make` makes of the newest one; repeat if others come first.
+
+        Parameters
+        ----------
+        make : callable
+            The next root, with everything it refers to written, and the random id of the
+            operation; None if nothing is to be changed. It is called anew on every attempt, and
+            once more if an object is missing: that may have been collected after the root was read.
+        what : str
+            The operation, for the error if others come first too often.
+        attempts : int
+            How often the swap is tried.
+        at : RootAt, optional
+            The root to begin with, if it need not be read.
+        otherwise : str
+            What to do after that error.
+        archived : bool
+            As for `swap`.
+
+        Returns
+        -------
+        RootAt
+            The new root, or the one of which `make` has made nothing.
+        """
+        known = [] if at is None else [at]
+
+        def made() -> tuple[RootAt, tuple[Root, bytes] | None]:
+            at = known.pop() if known else self.read()
+            return at, make(at)
+
+        for attempt in range(attempts):
+            at, new = opened(made)
+            if new is None:
+                return at
+            self.archive(at)
+            swapped = self.swap(at, *new, archived=archived)
+            if swapped is not None:
+                return swapped
+            self.backoff(attempt)
+        raise ConflictError(f"{what}: other writers came first {attempts} times; {otherwise}")
+
+    def update(
+        self,
+        change: Callable[[Root], Root],
+        operation: str,
+        ref: str,
+        snapshot: str,
+        attempts: int,
+        *,
+        leaves: bool = False,
+    ) -> RootAt:
+        """Apply `change` to the newest root and swap it in; repeat if others come first.
+
+        `ref` is the branch or tag concerned, or empty; if it `leaves` a snapshot, the log says
+        which. `change` is called anew on every attempt,
+        and its errors are raised.
+        """
+        operation_id = self._runtime.random_bytes(16)
+
+        def make(at: RootAt) -> tuple[Root, bytes]:
+            version, now_ms = at.root.version + 1, self._runtime.now_ms()
+            root = self.with_ref(at.root, ref) if ref else at.root
+            changed = _hiding(root, change(root), ref)
+            what = leaving(operation, _place_of(root, operation, ref)) if leaves else operation
+            by = operation_id, self._runtime.who()
+            entry = LogEntry(version, now_ms, what, ref, snapshot, *by)
+            return changed.with_log(entry).with_copies({}, "main"), operation_id
+
+        what = f"{operation} of {ref!r}" if ref else operation
+        return self.swap_in(make, what, attempts)
+
+    def update_leases(self, change: Callable[[Root], Root], what: str, attempts: int) -> RootAt:
+        """Like `update`, but neither logged nor archived, for changes of leases.
+
+        `change` may be applied again although an earlier attempt has taken effect.
+        """
+        unlogged = self._runtime.random_bytes(16)
+
+        def make(at: RootAt) -> tuple[Root, bytes] | None:
+            new = change(at.root)
+            if new is at.root:
+                return None
+            return new.with_copies({}, "main"), unlogged
+
+        return self.swap_in(make, what, attempts, archived=False)
+
+
+def _place_of(root: Root, operation: str, ref: str) -> str:
+    """Id of the snapshot that the tag or branch is at."""
+    blob = root.tags[ref] if operation.endswith("tag") else root.branches[ref].head
+    return snapshot_id_of(blob.key)
+
+
+def _count(root: Root, section: Section) -> int:
+    return len(root.pages.get(section, ()))
+
+
+def _hiding(old: Root, new: Root, name: str) -> Root:
+    """The new root, with a deleted branch also marked as deleted if a page has it."""
+    hidden = [other for other in new.deleted_branches if other not in new.branches]
+    if name in old.branches and name not in new.branches and new.pages.get("branches"):
+        hidden.append(name)
+    return replace(new, deleted_branches=tuple(dict.fromkeys(hidden)))

@@ -1,0 +1,507 @@
+"""Totals: how a commit changes the number of chunks and bytes, and what a snapshot says about them.
+
+A commit fetches nothing for that. It counts the chunks it sets, and the chunks it replaces as far
+as known without a fetch: outside the boxes of everything stored there are none; an array that is
+full has every chunk; tables in memory or fetched with the snapshot are looked up. Otherwise it
+assumes that every chunk it sets is new, and that a chunk it removes did not exist. The numbers are
+then marked as upper bounds. A compaction that merges everything of an array counts it anew.
+
+If the base has pages, a commit reads those of the nodes it touches, and adds their difference to
+the sums of the snapshot before.
+
+Invariant: a number marked exact is exact for every reader of the snapshot, whatever was in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from zarr_manifests.engine.change_set import Rows, Spilled
+from zarr_manifests.engine.metadata import NotAtHandError
+from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.manifest import Count, Counted, Delta, Node, NodeKind
+from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.keys import absolute, no_array
+from zarr_manifests.planning.leaves import BaseIndex, NodeFacts
+from zarr_manifests.planning.live_deltas import (
+    NOTHING,
+    Amount,
+    alive_amounts,
+    changed_sums,
+    difference,
+    has_changes,
+    lay_over,
+    lies_in,
+    rows_in,
+    sum_of,
+    sums_of,
+)
+from zarr_manifests.planning.merge import Overlay, fold, inside, rows_at
+
+if TYPE_CHECKING:
+    from zarr_manifests.reports import Usage
+
+_LOOKED_THROUGH: Final = 16_384
+"""Rows of deltas that are merged to look up a few chunks; more for more chunks."""
+_UNKNOWN: Final = -1
+_UNSURE: Final = Amount(chunks_exact=False, nbytes_exact=False)
+_NOT_TOLD: Final = (NotAtHandError, CorruptObjectError)  # readers get the error of damage
+
+
+class _BaseAmounts(dict[bytes, Amount]):
+    """A base's amounts by node; kept, since there may be thousands and each commit needs them."""
+
+
+def amounts_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Amount]:
+    """The amounts of all nodes, by the base and the read list; fetches nothing.
+
+    With `stop`, only up to the entry at that position of the read list, exclusive.
+    """
+    base = view.of_base(_BaseAmounts, lambda: _BaseAmounts(_counted(view.counts)))
+    return _laid_over(dict(base), view.base_sequence, view.snapshot.deltas[:stop])
+
+
+def changes_of(view: SnapshotView) -> dict[bytes, Amount]:
+    """How much each node's amount grows from the snapshot before; fetches nothing."""
+    snapshot = view.snapshot
+    if not snapshot.deltas or snapshot.deltas[-1].log.key != snapshot.log.key:
+        return {}  # it has changed no data
+    own = snapshot.deltas[-1]
+    before, after = amounts_of(view, stop=-1), amounts_of(view)
+    return {
+        count.node_id: difference(
+            before.get(count.node_id, NOTHING), after.get(count.node_id, NOTHING), count
+        )
+        for count in own.counts
+    }
+
+
+def _counted(counts: Iterable[Count]) -> dict[bytes, Amount]:
+    return {count.node_id: Amount.from_count(count) for count in counts}
+
+
+def _laid_over(
+    found: dict[bytes, Amount], base_sequence: int, entries: Sequence[DeltaEntry]
+) -> dict[bytes, Amount]:
+    for entry in entries:
+        if entry.last > base_sequence:
+            lay_over(found, entry)
+    return found
+
+
+def pending_rows(view: SnapshotView) -> dict[bytes, int]:
+    """The number of rows that live deltas have for each node."""
+    rows: dict[bytes, int] = {}
+    for entry in view.snapshot.deltas:
+        for part in entry.parts():
+            rows[part.node_id] = rows.get(part.node_id, 0) + part.count
+    return rows
+
+
+def node_facts(
+    view: SnapshotView,
+    base: BaseIndex,
+    exact: Callable[[SnapshotView, bytes], Amount] | None = None,
+) -> NodeFacts:
+    """Arrays and opaque entries with their chunks.
+
+    Where only an upper bound of these is known, `exact` is asked, or else the bound counts.
+    """
+    amounts, pending = amounts_of(view), pending_rows(view)
+    nodes = {node.node_id: node for node in view.nodes.values() if node.kind is not NodeKind.GROUP}
+    refs: dict[bytes, int] = {}
+    for node_id in nodes:
+        amount = amounts.get(node_id, NOTHING)
+        refs[node_id] = amount.chunks
+        if not amount.chunks_exact:
+            most = base.refs(node_id) + pending.get(node_id, 0)
+            refs[node_id] = (exact(view, node_id) if exact else amount).chunks
+            refs[node_id] = min(refs[node_id], most)
+    return NodeFacts(nodes, refs)
+
+
+def counts_of_base(view: SnapshotView, base: BaseIndex, settled: Set[bytes]) -> tuple[Count, ...]:
+    """The counts of a new base of the snapshot.
+
+    Parameters
+    ----------
+    settled : set of bytes
+        Nodes whose chunks are all in leaves, which have no other chunks.
+    """
+    found = []
+    amounts = amounts_of(view)
+    for node in view.nodes.values():
+        amount = amounts.get(node.node_id, NOTHING)
+        if node.node_id in settled:
+            leaves = base.placed(node.node_id)
+            if not leaves:
+                continue  # as of most arrays when many were just made
+            amount = Amount(base.refs(node.node_id), sum(leaf.nbytes for leaf in leaves))
+        if amount != NOTHING:
+            found.append(amount.to_count(node.node_id))
+    return tuple(found)
+
+
+class Effect(Struct, frozen=True, eq=False):
+    """How a commit changes the numbers of chunks and bytes.
+
+    Parameters
+    ----------
+    counts : tuple of Count
+        The change of each node's numbers. It also holds on any later snapshot, if the commits in
+        between have not touched the same chunks, nor any node.
+    view : SnapshotView
+        The snapshot it was computed on.
+    before : mapping of bytes to Amount
+        The amount on that snapshot of each node, or of those that the commit touches.
+    paths : collection of str
+        The paths on that snapshot of the nodes that the commit touches.
+    """
+
+    counts: tuple[Count, ...]
+    view: SnapshotView
+    before: Mapping[bytes, Amount]
+    paths: Collection[str] = ()
+
+    def sums(self, parent: SnapshotView, entry: DeltaEntry, delta: Delta) -> dict[str, int]:
+        """The sums after the commit on `parent`; `entry` is the commit's, with the counts."""
+        known = parent.snapshot.sums
+        if parent.pages is None or "arrays" not in known:
+            amounts = dict(self.before) if parent is self.view else amounts_of(parent)
+            lay_over(amounts, entry)
+            return sums_of(amounts, _nodes_after(parent, delta).values())
+        touched = _touched(parent, delta, {count.node_id for count in self.counts}, self.paths)
+        amounts = _amounts_among(parent, touched)
+        before = sums_of(amounts, touched.before.values())
+        lay_over(amounts, entry)
+        return changed_sums(known, before, sums_of(amounts, touched.after.values()))
+
+
+class _Touched(NamedTuple):
+    """Nodes by path before and after a commit: all, or with pages at least those it touches."""
+
+    before: Mapping[str, Node]
+    after: Mapping[str, Node]
+
+
+def _touched(
+    view: SnapshotView, delta: Delta, node_ids: Iterable[bytes], paths: Iterable[str] = ()
+) -> _Touched:
+    """The nodes that the delta names, and those with these ids, which may be at these paths."""
+    if view.pages is None:
+        return _Touched(view.nodes, _nodes_after(view, delta))
+    named = {*paths, *delta.deleted, *(node.path for node in delta.nodes)}
+    before = {path: node for path in sorted(named) if (node := view.nodes.get(path)) is not None}
+    # A node that the delta makes is new unless it was at one of these paths.
+    known = {node.node_id for node in (*before.values(), *delta.nodes)}
+    for node_id in sorted({*node_ids} - known):
+        node = view.by_id.get(node_id)
+        if node is not None:
+            before[node.path] = node
+    after = {path: node for path, node in before.items() if path not in delta.deleted}
+    return _Touched(before, after | {node.path: node for node in delta.nodes})
+
+
+def _amounts_among(view: SnapshotView, touched: _Touched) -> dict[bytes, Amount]:
+    """The amounts of all nodes, or with pages of the touched ones; loads no other page."""
+    before = [node.node_id for node in touched.before.values()]
+    if view.pages is None:
+        return amounts_of(view)
+    counts = _counted(view.counts_among(before))
+    found = _laid_over(counts, view.base_sequence, view.snapshot.deltas)
+    ids = {node.node_id for node in (*touched.before.values(), *touched.after.values())}
+    return {node_id: amount for node_id, amount in found.items() if node_id in ids}
+
+
+def effect_of(
+    delta: Delta,
+    tables: Mapping[bytes, Sequence[Rows]],
+    view: SnapshotView,
+    fetch: Callable[[Rows], ChunkTable],
+) -> Effect:
+    """How a commit with this delta changes the numbers of the view.
+
+    `tables` are the delta's; `fetch` returns those that are not in memory.
+    """
+    touched = _touched(view, delta, {*tables, *delta.truncated})
+    amounts = _amounts_among(view, touched)
+    nodes = {n.node_id: n for n in touched.before.values()} if view.pages else view.by_id
+    counts = _Counter(view, nodes, amounts, fetch).counts(delta, tables, touched.after.values())
+    paths = () if view.pages is None else touched.before.keys()
+    return Effect(counts, view, amounts, paths)
+
+
+def _nodes_after(view: SnapshotView, delta: Delta) -> Mapping[str, Node]:
+    if not (delta.nodes or delta.deleted):
+        return view.nodes
+    after = {path: node for path, node in view.nodes.items() if path not in delta.deleted}
+    return after | {node.path: node for node in delta.nodes}
+
+
+def sums_after(
+    view: SnapshotView, counts: Iterable[Count], sequence: int, entries: Sequence[DeltaEntry]
+) -> dict[str, int]:
+    """The sums for another base (counts and sequence) and read list of the snapshot."""
+    return sums_of(_laid_over(_counted(counts), sequence, entries), view.nodes.values())
+
+
+class _Counter:
+    """Computes what a commit on top of a snapshot changes."""
+
+    def __init__(
+        self,
+        view: SnapshotView,
+        nodes: Mapping[bytes, Node],
+        amounts: Mapping[bytes, Amount],
+        fetch: Callable[[Rows], ChunkTable],
+    ) -> None:
+        self._view = view
+        self._nodes = nodes
+        self._fetch = fetch
+        self._at_hand = view.at_hand()
+        self._amounts = amounts
+        self._boxes: dict[bytes, list[tuple[Box, int]]] = {}
+
+    def counts(
+        self,
+        delta: Delta,
+        tables: Mapping[bytes, Sequence[Rows]],
+        nodes: Iterable[Node],
+    ) -> tuple[Count, ...]:
+        """How the delta with these chunk tables changes each node's chunks.
+
+        `nodes` are the nodes afterwards.
+        """
+        touched = dict.fromkeys((*tables, *delta.truncated))
+        for node in delta.nodes:
+            if node.node_id not in self._nodes and node.node_id in self._amounts:
+                touched[node.node_id] = None  # it was there once, and comes back
+        for entry in self._view.snapshot.deltas:
+            for part in entry.parts():
+                if part.node_id in touched:
+                    self._boxes.setdefault(part.node_id, []).append((part.box, part.count))
+        found = {
+            node_id: self._change(node_id, delta.truncated.get(node_id), tables.get(node_id, ()))
+            for node_id in touched
+        }
+        if delta.nodes or delta.deleted:
+            for node_id in self._nodes.keys() - {node.node_id for node in nodes}:
+                if node_id in self._amounts:
+                    found[node_id] = Count(node_id, 0, 0, Counted.WHOLE)
+        return tuple(c for c in found.values() if c.chunks or c.nbytes or c.counted)
+
+    def _change(self, node_id: bytes, cut: Coords | None, tables: Sequence[Rows]) -> Count:
+        dead = node_id not in self._nodes
+        whole = dead or (cut is not None and self._cuts_all(node_id, cut))
+        change = NOTHING if cut is None or whole else self._lost(node_id, cut)
+        resident = [rows for rows in tables if isinstance(rows, ChunkTable)]
+        if resident:
+            change += self._laid_over(node_id, cut, resident, new=whole)
+        boxes = () if whole else self._all_boxes(node_id)
+        for rows in tables:
+            if not isinstance(rows, Spilled):
+                continue
+            if any(box.overlaps(rows.box) for box in boxes):
+                change += self._laid_over(node_id, cut, [self._fetch(rows)], new=False)
+            else:
+                change += Amount(len(rows) - rows.unset, rows.nbytes)
+        return change.to_count(node_id, Counted.WHOLE if whole else Counted.EXACT)
+
+    def _laid_over(
+        self, node_id: bytes, cut: Coords | None, tables: Sequence[ChunkTable], *, new: bool
+    ) -> Amount:
+        """How many chunks and bytes these tables, which have no chunk in common, add.
+
+        `new` says that there were none before.
+        """
+        each = [table for table in tables if len(table)] or list(tables[:1])
+        is_set = _joined([table.kind for table in each]) != RefKind.UNSET
+        length = _joined([table.length for table in each])
+        there = lengths = np.zeros(len(length), np.int64)
+        if not new:
+            there, lengths = self._before(node_id, _joined([t.coords() for t in each]), cut)
+        chunks = int(is_set.sum()) - int((there == 1).sum())
+        told = lengths != _UNKNOWN
+        nbytes = int(length[is_set].sum()) - int(lengths[told].sum())
+        return Amount(chunks, nbytes, bool((there != _UNKNOWN).all()), bool(told.all()))
+
+    def _cuts_all(self, node_id: bytes, cut: Coords) -> bool:
+        """Whether everything stored is beyond the cut."""
+        if 0 in cut:
+            return True
+        kept = Box((0,) * len(cut), cut)
+        return not any(kept.overlaps(box) for box in self._all_boxes(node_id))
+
+    def _lost(self, node_id: bytes, cut: Coords) -> Amount:
+        """What the truncation removes, as a change."""
+        if self._lies_in(node_id, cut):
+            return NOTHING
+        rows = sum(count for _, count in self._boxes.get(node_id, ()))
+        if rows + self._view.index.refs(node_id) <= _LOOKED_THROUGH:
+            try:
+                table = self._at_hand.chunks(node_id)
+            except _NOT_TOLD:
+                return _UNSURE
+            if table is None:
+                return NOTHING
+            gone = ~inside(table.coords(), cut)
+            return Amount(-int(gone.sum()), -int(table.length[gone].sum()))
+        return _UNSURE
+
+    def _before(
+        self, node_id: bytes, coords: IndexArray, cut: Coords | None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """For each chunk, whether it existed (0, 1, -1: unknown) and its length (-1: unknown)."""
+        there, lengths = np.zeros(len(coords), np.int64), np.zeros(len(coords), np.int64)
+        if not len(coords):
+            return there, lengths
+        around = Box.around_coords(coords)
+        over = [box for box, _ in self._boxes.get(node_id, ()) if box.overlaps(around)]
+        near = self._near(node_id, coords, over)
+        if cut is not None:
+            near &= inside(coords, cut)
+        due = coords[near]
+        if not len(due):
+            return there, lengths
+        there[near] = 1 if self._is_full(node_id) else _UNKNOWN
+        lengths[near] = _UNKNOWN
+        rows = sum(count for _, count in self._boxes.get(node_id, ()))
+        if rows > _LOOKED_THROUGH + 4 * len(due):
+            return there, lengths
+        if not over and not self._at_hand.has_leaves(node_id, around):
+            return there, lengths  # the usual case of an overwrite
+        try:
+            table = self._at_hand.chunks_at(node_id, due)
+        except _NOT_TOLD:
+            return there, lengths
+        there[near], lengths[near] = _looked_up(table, due)
+        return there, lengths
+
+    def _near(
+        self, node_id: bytes, coords: IndexArray, over: Sequence[Box]
+    ) -> npt.NDArray[np.bool_]:
+        """Which of the coordinates are in a leaf's box, or in one of these boxes of live deltas."""
+        near = self._view.index.locate(node_id, coords) >= 0
+        for box in over:
+            rest = np.flatnonzero(~near)
+            near[rest] = lies_in(box, coords[rest])
+        return near
+
+    def _is_full(self, node_id: bytes) -> bool:
+        """Whether the array has all of its chunks."""
+        amount, meta = self._amounts.get(node_id, NOTHING), self._nodes[node_id].array
+        grid = Box((), ()) if meta is None else meta.grid
+        if not amount.chunks_exact or amount.chunks != grid.size:
+            return False
+        return self._lies_in(node_id, grid.hi)  # else some that were counted may not be its own
+
+    def _lies_in(self, node_id: bytes, shape: Coords) -> bool:
+        """Whether everything stored is below `shape`."""
+        boxes = self._all_boxes(node_id)
+        return all(n <= at for box in boxes for n, at in zip(box.hi, shape, strict=True))
+
+    def _all_boxes(self, node_id: bytes) -> list[Box]:
+        """Boxes around everything stored of the node."""
+        around = self._view.index.around(node_id)
+        boxes = [box for box, _ in self._boxes.get(node_id, ())]
+        return boxes if around is None else [*boxes, around]
+
+
+def _joined(arrays: Sequence[IndexArray]) -> IndexArray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _looked_up(
+    table: ChunkTable | None, coords: IndexArray
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Whether the table has each of the coordinates, and the lengths."""
+    rows = np.full(len(coords), -1) if table is None else rows_at(table, coords)
+    lengths = np.zeros(len(coords), np.int64)
+    if table is not None:
+        lengths[rows >= 0] = table.length[rows[rows >= 0]]
+    return (rows >= 0).astype(np.int64), lengths
+
+
+def totals_of(view: SnapshotView) -> Usage:
+    """The chunks and bytes of every array, as the snapshot counts them; nothing is fetched."""
+    from zarr_manifests.reports import Usage  # rarely needed, and many classes
+
+    totals, changes = amounts_of(view), changes_of(view)
+    nodes = {node.path: node for node in view.nodes.values()}
+    alive = alive_amounts(totals, view.nodes.values())
+    arrays = []
+    for path, total in alive.items():
+        # It cannot be more by more than there is.
+        growth = changes.get(nodes[path].node_id, NOTHING).at_most(total.chunks)
+        arrays.append(Usage(absolute(path), total, growth, grid_of(nodes[path])))
+    return Usage(
+        "",
+        sum_of(alive.values()),
+        sum_of(changes.values()),
+        arrays=tuple(sorted(arrays, key=lambda array: array.path)),
+        snapshot_id=view.snapshot_id,
+    )
+
+
+def grid_of(node: Node) -> Coords | None:
+    """The shape of an array's grid of chunks; None for a node that is no array."""
+    return None if node.array is None else node.array.grid.shape
+
+
+def usage_of_array(view: SnapshotView, path: str) -> Usage:
+    """The chunks and bytes of one array, exactly.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such array.
+    """
+    from zarr_manifests.reports import Usage
+
+    node = view.nodes.get(path.strip("/"))
+    if node is None or node.array is None:
+        raise no_array(path, (p for p, n in view.nodes.items() if n.array is not None))
+    total = amounts_of(view).get(node.node_id, NOTHING)
+    if not (total.chunks_exact and total.nbytes_exact):
+        total = exact_amount(view, node.node_id)
+    growth = changes_of(view).get(node.node_id, NOTHING).at_most(total.chunks)
+    found = Usage(f"/{node.path}", total, growth, node.array.grid.shape)
+    return Usage("", found.total, growth, arrays=(found,), snapshot_id=view.snapshot_id)
+
+
+# --- exact amounts ----------------------------------------------------------------------------
+
+
+def exact_amount(view: SnapshotView, node_id: bytes) -> Amount:
+    """The chunks of a node that exist, and their bytes.
+
+    It merges the chunk tables of live deltas, as any read does, with those leaves of the base that
+    they may change.
+    """
+    placed = view.index.placed(node_id)
+    # The oldest first, which fetches what the others need.
+    afters = sorted({0, *(leaf.merged for leaf in placed)})
+    over = {after: view.overlay(node_id, after) for after in afters}
+    boxes = [leaf.part.box for leaf in placed]
+    due = {leaf.part.box for leaf in placed if has_changes(over[leaf.merged], leaf.part.box)}
+    held = {table.box: table for table in view.leaves(node_id, due.__contains__)}
+    tables = [fold((), Overlay(None, rows_in(over[0].table, boxes, outside=True)))]
+    chunks = nbytes = 0
+    for leaf, box in zip(placed, boxes, strict=True):
+        if box in due:
+            newer = over[leaf.merged]
+            tables.append(fold([held[box]], replace(newer, table=rows_in(newer.table, [box]))))
+        else:
+            chunks, nbytes = chunks + leaf.part.count, nbytes + leaf.nbytes
+    found = [table for table in tables if table is not None]
+    nbytes += sum(int(table.length.sum()) for table in found)
+    return Amount(chunks + sum(map(len, found)), nbytes)

@@ -1,0 +1,637 @@
+"""Compaction: merging a branch's live deltas into runs and into the base.
+
+1. Leaves of the base with enough pending changes are rewritten with these changes (`write_leaves`),
+   together with a new node table. Other manifests stay as they are, under the same keys.
+2. The oldest entries of the read list that the base now covers are dropped. Neighbours among the
+   others are merged into runs, as `planning.garbage` decides.
+3. The new read list is committed as a REWRITE. It changes no data, so it never conflicts: if the
+   branch has moved, newer deltas stay on top, provided that the compacted entries are unchanged. If
+   they are not, somebody else was faster and this compaction is dropped.
+
+Invariant: an entry is dropped only together with all older ones. So reads are right even outside
+the boxes of all leaves, where no record says what has been merged.
+
+A run is one delta. For each chunk and node it has the newest entry's state, and for each node the
+combined truncation. UNSET rows are kept, since the base may still have the chunk. Invariant:
+applied to any older state, a run has the same effect as its entries one after the other.
+
+Compactions on request, and the compaction that a commit makes due
+------------------------------------------------------------------
+
+In the background a commit only puts its branch into a queue, which a few threads process. Such a
+compaction uses its own thread and its own view of the repository; it shares no thread pool or cache
+with readers and writers. Invariants: a branch is in the queue at most once; there are never more
+threads than the repository's configuration allows; the queue is finished before the interpreter
+exits; a forked child starts with an empty queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from zarr_manifests.config import CacheOptions, Compaction
+from zarr_manifests.engine.create import with_reserve
+from zarr_manifests.engine.differences import deltas_between
+from zarr_manifests.engine.epochs import claim_compaction, overtaken
+from zarr_manifests.engine.landing import (
+    NextVersion,
+    encoded_delta,
+    land,
+    merged_pages,
+    rewritten,
+    tell_landed,
+    zones_upload,
+)
+from zarr_manifests.engine.metadata import SessionKeys, Upload, Wanted, tallied_reads
+from zarr_manifests.engine.roots import opened
+from zarr_manifests.engine.totals import (
+    counts_of_base,
+    exact_amount,
+    node_facts,
+    pending_rows,
+    sums_after,
+)
+from zarr_manifests.engine.upkeep.write_leaves import (
+    BATCH_ROWS,
+    Heap,
+    LeavesHere,
+    NodeMerge,
+    Pending,
+    WriteLeaves,
+    Written,
+    due_changes,
+    due_manifests,
+    encoded_base,
+    pending_of,
+    repack,
+    write_in_tasks,
+)
+from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
+from zarr_manifests.engine.zones import KnownZones, with_zones
+from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.manifest import Base, Delta, Manifest, Node, Part
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.root import COMPACTOR, Root
+from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.grid import Coords
+from zarr_manifests.ids import COMMIT_ID_BYTES
+from zarr_manifests.planning.conflict import Refusal, Writer, admission
+from zarr_manifests.planning.garbage import (
+    CompactionMode,
+    is_due,
+    merge_groups,
+    opening_is_slow,
+)
+from zarr_manifests.planning.leaves import BaseIndex
+from zarr_manifests.planning.live_deltas import merged_counts
+from zarr_manifests.planning.merge import Layer, in_tables, merge_layers
+from zarr_manifests.progress import expect, is_shown, tell
+from zarr_manifests.reports import CompactionReport
+from zarr_manifests.runtime import Run, one_by_one, start_thread
+
+_ATTEMPTS = 10
+_PLANNED_ROWS: Final = BATCH_ROWS // 2
+"""Rows whose coordinates are read at a time where tasks write leaves: a driver has little room."""
+
+
+def compact_branch(
+    context: Context,
+    branch: str,
+    mode: CompactionMode,
+    *,
+    dry_run: bool = False,
+    size_ratio: float | None = None,
+    claim: bool = False,
+    run: Run | None = None,
+    told: bool = True,
+) -> tuple[CompactionReport, BlobRef | None]:
+    """Compact a branch's head; `size_ratio` overrides the configuration.
+
+    With `claim`, running compactions are shut out first. With `run`, its tasks write the leaves.
+    `progress` is told how many refs are merged. If `told`, it is counted and logged.
+
+    Raises
+    ------
+    FencedError
+        If somebody else has claimed compactions in the meantime; nothing is changed.
+    CorruptObjectError
+        If something to merge is damaged; nothing is changed.
+    """
+    start_s, roots = context.runtime.monotonic_s(), context.roots
+    ratio = context.config.compaction.size_ratio if size_ratio is None else size_ratio
+    known = [claim_compaction(roots) if claim and not dry_run else roots.latest]
+
+    def attempt() -> tuple[CompactionReport, BlobRef | None]:
+        root = roots.with_branch((known.pop() if known else roots.read()).root, branch)
+        if branch not in root.branches:
+            return CompactionReport(mode=mode, dry_run=dry_run), None
+        work = _Work(context, root, branch, mode, ratio, run)
+        if dry_run:
+            return work.estimate(), None
+        return work.land() if work.do() else (work.before, None)
+
+    with tallied_reads() as read:
+        found, head = opened(attempt)
+    found = replace(found, bytes_read=found.bytes_read + sum(read))
+    if head is not None and told:
+        facts = {
+            "mode": str(mode),
+            "refs_merged": found.refs_merged,
+            "bytes_written": found.bytes_written,
+            "bytes_read": found.bytes_read,
+        }
+        tell_landed(context, "compaction", branch, head, start_s, **facts)
+    return found, head
+
+
+class _Work:
+    """One compaction of one snapshot: a new base and read list, everything but its snapshot.
+
+    Attributes
+    ----------
+    before : CompactionReport
+        What was there, as the report if nothing changes.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        root: Root,
+        branch: str,
+        mode: CompactionMode,
+        ratio: float,
+        run: Run | None,
+    ) -> None:
+        self._context, self._root, self._branch, self._mode = context, root, branch, mode
+        self._ratio, self._run, self._told = ratio, run, 0
+        self._keys = SessionKeys(root.version, context.runtime)
+        self._view = view = context.open_branch(root.branches[branch])
+        self._old_base = BaseIndex(view.manifests)
+        rules = context.config.chunk_manifests.rules
+        counted = any(rule.initialized_chunks is not None for rule in rules)
+        self._facts = node_facts(view, self._old_base, exact_amount if counted else None)
+        self._merges: Mapping[bytes, NodeMerge] = {}
+        self._heap = Heap(view, self._old_base, (), context.meter)
+        self._commit_id = b""
+        self._base = view.snapshot.base
+        self._new_base: Upload | None = None
+        self._sequence, self._counts = view.base_sequence, view.counts
+        self._kept: dict[int, int] = {}  # old -> new position of entries that stay as they are
+        self._uploads: list[Upload] = []
+        self._written: list[Upload] = []  # what the last attempt to land has added
+        self._manifests = tuple(view.manifests)
+        self._entries = view.snapshot.deltas
+        self._done = Written()
+        self.before = CompactionReport(
+            mode=mode,
+            deltas_before=len(self._entries),
+            deltas_after=len(self._entries),
+            manifests_before=len(view.manifests),
+            manifests_after=len(view.manifests),
+        )
+
+    @property
+    def _everything(self) -> bool:
+        return self._mode is CompactionMode.FULL
+
+    def estimate(self) -> CompactionReport:
+        """Estimate what `do` would do from the read list, without fetching anything."""
+        due = self._due(self._pending())
+        refs = self._refs(due)
+        return replace(self.before, dry_run=True, manifests_written=len(due), refs_merged=refs)
+
+    def _due(self, pending: Mapping[bytes, Pending]) -> Collection[str]:
+        """Keys of the manifests that are written anew."""
+        if self._everything:
+            return {ref.blob.key for ref in self._old_base}
+        return due_manifests(self._old_base, pending, self._ratio)
+
+    def _refs(self, keys: Collection[str]) -> int:
+        return sum(part.count for key in keys for part in self._old_base[key].parts)
+
+    def _pending(self) -> dict[bytes, Pending]:
+        if self._mode is CompactionMode.MINOR:
+            return {}
+        return pending_of(self._context, self._view, self._old_base, self._facts)
+
+    def do(self) -> bool:
+        """Write new manifests and encode the rest; whether there is anything to do."""
+        if self._base_is_due():
+            self._rebuild_base()
+        dropped = self._droppable(BaseIndex(self._manifests), self._sequence)
+        self._roll_up(dropped)
+        self._commit_id = self._context.runtime.random_bytes(COMMIT_ID_BYTES)
+        return bool(self._uploads or dropped)
+
+    def land(self) -> tuple[CompactionReport, BlobRef | None]:
+        """Put it on the branch; nothing has changed if others were faster."""
+        what = f"compaction of {self._branch!r}", "start it again later"
+        try:
+            landed = land(
+                self._context,
+                self._branch,
+                self._keys,
+                self._view,
+                self._make,
+                self._uploads,
+                what,
+                _ATTEMPTS,
+            )
+        except ConflictError:
+            landed = None
+        if landed is None:
+            return self.before, None
+        done, own = self._done, (*self._uploads, *self._written)
+        report = replace(
+            self.before,
+            deltas_after=len(self._entries),
+            manifests_after=len(self._manifests),
+            manifests_written=len(done.manifests),
+            refs_merged=sum(part.count for ref in done.manifests for part in ref.parts),
+            bytes_written=sum(ref.blob.length for ref in done.manifests)
+            + sum(len(each.data) for each in own),
+            bytes_read=done.bytes_read,
+            snapshot_id=landed.snapshot.snapshot_id,
+        )
+        return report, landed.head
+
+    def _make(self, root: Root) -> NextVersion | None:
+        """The compaction as of this root; None if somebody else has compacted in the meantime."""
+        context, view, keys, branch = self._context, self._view, self._keys, self._branch
+        refusal = admission(root, Writer(keys.start, compacts=True), branch)
+        if refusal is Refusal.OVERTAKEN:
+            raise overtaken(root, COMPACTOR, keys.start)
+        if refusal is not None:
+            return None  # behind the fence: the uploads may be collected
+        tip, old = root.branches[branch], view.snapshot
+        current = view if tip.head.key == view.ref.key else context.open_branch(tip)
+        before, count = current.snapshot, len(old.deltas)
+        if _places(before, count) != _places(old, count):
+            return None
+        deltas = (*self._entries, *before.deltas[count:])
+        snapshot, log = rewritten(
+            context,
+            keys,
+            before,
+            self._commit_id,
+            f"compact {count} deltas",
+            base=self._base,
+            deltas=deltas,
+            digests=self._moved_digests(before),
+            sums=sums_after(current, self._counts, self._sequence, deltas),
+        )
+        pages, merged = merged_pages(context, before.history, tip.floor, keys)
+        self._written = [log, *merged]
+        index: list[Upload] = []
+        changed = {part.node_id for ref in self._done.manifests for part in ref.parts}
+        if self._done.zones or (changed and tip.index is not None):
+            # On top of the index as it is now: somebody may have added to it in the meantime.
+            added = changed, self._manifests, current.by_id, self._done.zones
+            tip, index = with_zones(context, tip, keys, *added)
+        return NextVersion(
+            current,
+            snapshot,
+            [*self._uploads, *self._written, *index],
+            tip=tip,
+            base=self._new_base,
+            base_sequence=self._sequence,
+            pages=pages,
+        )
+
+    def _moved_digests(self, current: Snapshot) -> tuple[DigestEntry, ...]:
+        """The digests whose deltas are all still there, at their new positions."""
+        count = len(self._view.snapshot.deltas)
+        shift = len(self._entries) - count
+        places = self._kept | {i: i + shift for i in range(count, len(current.deltas))}
+        found = []
+        for entry in current.digests:
+            to = [places.get(i) for i in range(entry.first, entry.stop)]
+            if to[0] is not None and to == list(range(to[0], to[0] + entry.count)):
+                found.append(replace(entry, first=to[0]))
+        return tuple(found)
+
+    def _base_is_due(self) -> bool:
+        """Whether enough is pending for a new base; of its pages only changed ones are written."""
+        if self._mode is CompactionMode.MINOR:
+            return False
+        entries, base = self._view.snapshot.deltas, self._view.snapshot.base
+        if self._everything or base is None:
+            return bool(entries) or self._everything
+        if opening_is_slow(*self._view.node_changes()):
+            return True
+        nbytes = sum(e.log.length + sum(m.blob.length for m in e.manifests) for e in entries)
+        return bool(entries) and nbytes >= self._ratio * base.length
+
+    def _rebuild_base(self) -> None:
+        """Write the base with what is due merged into it."""
+        context, view, pending = self._context, self._view, self._pending()
+        outside = {node_id for node_id, mine in pending.items() if mine.outside}
+        rows = None if self._run is None else _PLANNED_ROWS
+        self._heap = heap = Heap(view, self._old_base, outside, context.meter, rows)
+        due, facts = self._due(pending), self._facts
+        self._merges = due_changes(context, heap, facts, pending, due, everything=self._everything)
+        if is_shown():
+            expect("merging refs", self._refs(due) + sum(pending_rows(view).values()))
+        what = context, heap, facts, self._merges, due, self._ratio
+        self._done, self._manifests = repack(*what, self._writer())
+        expect("merging refs", self._told)  # the same chunk may have several
+        self._tell(0)
+        self._sequence, index = view.snapshot.sequence, BaseIndex(self._manifests)
+        self._counts = counts_of_base(view, index, self._settled(index))
+        nodes = tuple(node for _, node in sorted(view.nodes.items()))
+        whole = Base(nodes, self._manifests, self._sequence, self._counts)
+        base, pages = encoded_base(context.objects, view, whole, self._keys, self._done.copies)
+        self._base, self._new_base = base.ref, base
+        self._uploads += [*pages, base]
+
+    def _writer(self) -> WriteLeaves:
+        """Writes the new manifests: here, or in the tasks of `run`."""
+        context, heap, keys = self._context, self._heap, self._keys
+        index = self._root.branches[self._branch].index
+        if self._run is not None:
+            return write_in_tasks(context, heap, keys, index, self._run, self._tell)
+        zones = KnownZones.of(context, self._view.snapshot.deltas, index)
+        return LeavesHere(context, heap, keys, zones, self._tell).write
+
+    def _tell(self, refs: int) -> None:
+        self._told += refs
+        tell("merging refs", self._told)
+
+    def _droppable(self, base: BaseIndex, sequence: int) -> int:
+        """How many of the oldest entries the base fully covers."""
+        for position, entry in enumerate(self._view.snapshot.deltas):
+            if entry.last > sequence or any(self._unmerged(base, position, entry)):
+                return position
+        return len(self._view.snapshot.deltas)
+
+    def _settled(self, base: BaseIndex) -> set[bytes]:
+        """Nodes whose changes in the read list are all in the base."""
+        entries = enumerate(self._view.snapshot.deltas)
+        return self._facts.keys() - {n for at in entries for n in self._unmerged(base, *at)}
+
+    def _unmerged(self, base: BaseIndex, position: int, entry: DeltaEntry) -> Iterator[bytes]:
+        """Nodes with changes of the entry that are not in the base."""
+        for part in entry.parts():
+            if part.node_id not in self._facts or not part.count:
+                continue
+            covered = 0
+            for leaf in base.placed_in(part.node_id, part.box):
+                if leaf.merged < entry.last:
+                    yield part.node_id
+                covered += part.box.shared_size(leaf.part.box)
+            if covered < part.box.size and self._holds_more(base, part):
+                yield part.node_id
+        for node_id, cut in self._view.truncations(position).items():
+            for leaf in base.placed(node_id) if node_id in self._facts else ():
+                beyond = any(h > c for h, c in zip(leaf.part.box.hi, cut, strict=True))
+                if beyond and leaf.merged < entry.last:
+                    yield node_id
+
+    def _holds_more(self, base: BaseIndex, part: Part) -> bool:
+        """Whether chunks may be in the box but outside all leaves, so that the entry is needed."""
+        merge = self._merges.get(part.node_id)
+        if merge is None or merge.whole:
+            return merge is None
+        coords = self._heap.outside(part.node_id).coords(part.box)
+        return bool((base.locate(part.node_id, coords) < 0).any())
+
+    def _roll_up(self, dropped: int) -> None:
+        """Make the new read list, without the oldest entries that are dropped."""
+        left = self._view.snapshot.deltas[dropped:]
+        rows = [sum(part.count for part in entry.parts()) for entry in left]
+        runs = sum(1 for _ in takewhile(lambda entry: entry.first < entry.last, left))
+        groups = dict(merge_groups(rows, runs, self._context.config.compaction.fan_in))
+        entries: list[DeltaEntry] = []
+        position = 0
+        while position < len(left):
+            stop = groups.get(position)
+            if stop is None:
+                self._kept[dropped + position] = len(entries)
+                entries.append(left[position])
+                position += 1
+                continue
+            run, written = roll_up(self._context, self._view, left[position:stop], self._keys)
+            entries.append(run)
+            self._uploads += written
+            position = stop
+        self._entries = tuple(entries)
+
+
+def _places(snapshot: Snapshot, count: int) -> tuple[str | None, list[str]]:
+    """Where its base is, and its oldest deltas."""
+    base = None if snapshot.base is None else snapshot.base.key
+    return base, [entry.log.key for entry in snapshot.deltas[:count]]
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def roll_up(
+    context: ReadContext,
+    view: SnapshotView,
+    entries: Sequence[DeltaEntry],
+    keys: SessionKeys,
+) -> tuple[DeltaEntry, list[Upload]]:
+    """Merge neighbours of the view's read list; return the run's entry and objects to upload."""
+    wanted: list[Wanted] = [(entry.log, Delta) for entry in entries]
+    wanted += [(ref.blob, Manifest) for entry in entries for ref in entry.manifests]
+    loaded = context.objects.load_all(wanted)
+    nodes: dict[str, Node] = {}
+    deleted: dict[str, bytes] = {}
+    for delta in (loaded[entry.log.key] for entry in entries):
+        for path in delta.deleted:
+            nodes.pop(path, None)
+        deleted |= delta.deleted
+        nodes |= {node.path: node for node in delta.nodes}
+    alive = view.by_id.keys()
+    truncated: dict[bytes, Coords] = {}
+    parts: dict[bytes, list[ChunkTable]] = {}
+    for node_id, layers in _layers(entries, loaded).items():
+        if node_id not in alive:
+            continue  # the node was deleted
+        merged = merge_layers(layers)
+        if merged.truncated is not None:
+            truncated[node_id] = merged.truncated
+        if merged.table is not None:
+            parts[node_id] = [*in_tables(merged.table)]
+    encoded = {
+        node_id: Manifest.of([(node_id, table) for table in tables])
+        for node_id, tables in parts.items()
+    }
+    commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
+    listed = tuple(nodes[path] for path in sorted(nodes))
+    run, uploads, coordinates = encoded_delta(
+        context, keys, view, Delta(commit_id, listed, deleted, truncated), encoded
+    )
+    first, last = entries[0].first, entries[-1].last
+    entry = DeltaEntry.of(uploads[-1].ref, run, last, coordinates, first=first)
+    known = KnownZones.of(context, entries)
+    own = {node_id: [*known.recent_of(node_id)] for node_id in parts}
+    zones = zones_upload(own, parts, keys)
+    uploads += [] if zones is None else [zones]
+    at = None if zones is None else zones.ref
+    counts = merged_counts(entries, view.base_sequence, alive)
+    return replace(entry, counts=counts, zones=at), uploads
+
+
+def _layers(entries: Sequence[DeltaEntry], loaded: Mapping[str, Any]) -> dict[bytes, list[Layer]]:
+    """The layers of each node's chunks, oldest first."""
+    layers: dict[bytes, list[Layer]] = {}
+    for entry in entries:
+        tables: dict[bytes, list[ChunkTable]] = {}
+        delta: Delta = loaded[entry.log.key]
+        manifests: list[Manifest] = [loaded[ref.blob.key] for ref in entry.manifests]
+        for manifest in (delta.embedded, *manifests):
+            for part, data in manifest.parts:
+                tables.setdefault(part.node_id, []).append(manifest.decode(part, data))
+        for node_id in {*tables, *delta.truncated}:
+            layer = Layer(delta.truncated.get(node_id), tuple(tables.get(node_id, ())))
+            layers.setdefault(node_id, []).append(layer)
+    return layers
+
+
+# --- on request, and when due -------------------------------------------------------------------
+
+
+_LOG = logging.getLogger(__name__)
+_TASKS_CACHE_BYTES: Final = 32 << 20
+_ALONE_CACHE_BYTES: Final = 64 << 20
+_OVERDUE: Final = 4
+"""At this multiple of `max_delta_count` a writer compacts even if another process should."""
+
+
+def compact(
+    context: Context,
+    branch: str,
+    mode: str,
+    *,
+    dry_run: bool,
+    run: Run | None = None,
+) -> CompactionReport:
+    """Compact a branch on request, shutting out running compactions.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such branch.
+    InvalidArgumentError
+        If there is no such mode.
+    """
+    if mode not in set(CompactionMode):
+        raise InvalidArgumentError(f"mode {mode!r} is not one of minor, major, full, packs")
+    context.roots.branch(context.roots.read().root, branch)  # there is one
+    if run is not None:
+        # Planning reads each object once, and tasks have caches of the same size.
+        context = context.unshared_by(context.runtime, CacheOptions(max_size=_TASKS_CACHE_BYTES))
+        context.roots.read()
+    what = context, branch, CompactionMode(mode)
+    compaction = partial(compact_branch, *what, dry_run=dry_run, claim=True, run=run)
+    return with_reserve(context.storage, compaction)[0]
+
+
+def compact_if_due(context: Context, branch: str, view: SnapshotView) -> SnapshotView | None:
+    """Compact the branch if the commit that made `view` makes it due; return the compacted head.
+
+    None if no compaction is due, if the background does it, or if it failed; the next commit then
+    makes it due again.
+    """
+    rewrite, options = context.config.commits.mode == "rewrite", context.config.compaction
+    if not rewrite and (options.mode == "manual" or not _is_due(view, options)):
+        return None
+    if not rewrite and options.mode == "async":
+        compact_soon(context, branch)
+        return None
+    try:
+        with context.roots.only_here("compaction") as alone:
+            overdue = len(view.snapshot.deltas) > _OVERDUE * options.max_delta_count
+            if not (alone or rewrite or overdue):
+                return None  # another process compacts for all, unless it was stopped
+            ratio = 0.0 if rewrite else None
+            _, head = compact_branch(context, branch, CompactionMode.MAJOR, size_ratio=ratio)
+        # The branch may have been reset in the meantime; the head is then unrelated to this commit.
+        if head is not None and deltas_between(context, view, head) is not None:
+            return context.open_view(head)
+    except ManifestsError:
+        _LOG.warning("compacting %r failed", branch, exc_info=True)
+    return None
+
+
+def _is_due(view: SnapshotView, options: Compaction) -> bool:
+    snapshot = view.snapshot
+    return opening_is_slow(*view.node_changes()) or is_due(
+        sum(entry.first == entry.last for entry in snapshot.deltas),
+        snapshot.sequence,
+        min_delta_count=options.min_delta_count,
+        max_delta_count=options.max_delta_count,
+        interval_commits=options.interval_commits,
+    )
+
+
+# --- in the background ----------------------------------------------------------------------------
+
+
+class _Queue:
+    """Branches that are due, and the number of running threads."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.lock = threading.Lock()
+        self.due: OrderedDict[tuple[str, str], Context] = OrderedDict()
+        self.threads = 0
+
+
+_QUEUE = _Queue()
+os.register_at_fork(after_in_child=_QUEUE.reset)  # the parent's threads are not here
+
+
+def compact_soon(context: Context, branch: str) -> None:
+    """Compact the branch on a thread in the background; returns at once."""
+    most = context.config.compaction.async_threads
+    with _QUEUE.lock:
+        _QUEUE.due[context.repository_id, branch] = context
+        if _QUEUE.threads >= most:
+            return
+    try:
+        start_thread(partial(_work, most))
+    except RuntimeError:  # no more threads, or the interpreter is about to exit
+        _LOG.warning("no thread to compact %r on", branch, exc_info=True)
+
+
+def _work(most: int) -> None:
+    """Process the queue until it is empty, unless `most` threads do already."""
+    with _QUEUE.lock:  # it counts itself: an interrupt may come before or after it is started
+        if _QUEUE.threads >= most:
+            return
+        _QUEUE.threads += 1
+    while True:
+        with _QUEUE.lock:
+            if not _QUEUE.due:
+                _QUEUE.threads -= 1
+                return
+            (_, branch), context = _QUEUE.due.popitem(last=False)
+        try:
+            compact_alone(context, branch)
+        except Exception:  # noqa: BLE001 - nobody is there to catch it
+            # The next commit makes it due again.
+            _LOG.warning("compacting %r in the background failed", branch, exc_info=True)
+
+
+def compact_alone(context: Context, branch: str) -> None:
+    """Compact the branch now, on this thread, without sharing anything, as in the background."""
+    # Pools refuse work once the interpreter exits, and their threads are for the foreground.
+    runtime = replace(context.runtime, parallel=one_by_one)
+    alone = context.unshared_by(runtime, CacheOptions(max_size=_ALONE_CACHE_BYTES))
+    alone.roots.read()
+    compact_branch(alone, branch, CompactionMode.MAJOR)

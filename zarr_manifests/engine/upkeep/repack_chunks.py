@@ -1,0 +1,616 @@
+"""Repacking: moving chunks out of packs that are mostly dead, without changing any value.
+
+1. The head's refs give the live part of each chunk object; a listing gives their sizes. Objects
+   with too small a live part are due, in rounds of a bounded number of chunks.
+2. A round reads the live chunks of its packs, a few packs at a time, verifies their checksums, and
+   writes them into new packs.
+3. The moved refs are committed as a REWRITE: a delta in the read list, and an empty commit log,
+   since nothing has changed. So it conflicts with no other commit. If others write, unset or cut
+   off a chunk in the meantime, their change stands: before each swap, rows whose chunk has moved or
+   changed are left out.
+4. Finally all pending changes are merged into the base, so that the head no longer refers to the
+   old packs. They become garbage once the snapshots that refer to them have expired.
+
+Invariant: a chunk's new ref has the length and checksum of the old one, and its object is durable
+before the swap.
+
+Which manifests hold which chunk refs, what reading them costs, and what a plan would change
+--------------------------------------------------------------------------------------------
+
+The present layout is read from the base's directory alone. A planned layout, and all costs, are
+measured: a full compaction runs on a scratch storage, which is then opened as by a new process,
+with its requests counted. So both are exact. Invariant: the scratch storage's root is that of the
+moment when it was made, whatever others do later; other objects never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from zarr_manifests.config import CacheOptions, Config
+from zarr_manifests.engine.epochs import fenced, overtaken
+from zarr_manifests.engine.landing import (
+    NextVersion,
+    encoded_delta,
+    land,
+    rewritten,
+    upload_of,
+)
+from zarr_manifests.engine.metadata import SessionKeys, Upload, create_own
+from zarr_manifests.engine.refs import REF_ATTEMPTS, Refs
+from zarr_manifests.engine.roots import RootAt, opened
+from zarr_manifests.engine.totals import node_facts, pending_rows
+from zarr_manifests.engine.upkeep.compaction import compact_branch
+from zarr_manifests.engine.view import Context, ReadContext, SnapshotView, open_at
+from zarr_manifests.engine.zones import KnownZones
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    ObjectNotFoundError,
+)
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.manifest import Delta, Manifest, Node, NodeKind
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.root import COMPACTOR, ROOT_KEY, Root
+from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.format.zone_maps import ZoneTable
+from zarr_manifests.ids import COMMIT_ID_BYTES, crc32c, snapshot_id_of
+from zarr_manifests.metrics import Metrics
+from zarr_manifests.planning.conflict import Refusal, Writer, admission
+from zarr_manifests.planning.garbage import (
+    CompactionMode,
+    PackMoves,
+    Range,
+    Use,
+    by_bytes,
+    due_packs,
+    moved_rows,
+    parts,
+    uses_of,
+)
+from zarr_manifests.planning.leaves import BaseIndex
+from zarr_manifests.planning.meaning import zones_of_chunks
+from zarr_manifests.planning.merge import difference, in_tables, pick, rows_at, without
+from zarr_manifests.planning.packing import explain
+from zarr_manifests.progress import counted, expect, tell
+from zarr_manifests.reports import (
+    ArrayPlace,
+    CompactionReport,
+    LeafPlace,
+    ManifestLayout,
+    ManifestPlace,
+)
+from zarr_manifests.runtime import Run, Runtime
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.metered import unmetered
+from zarr_manifests.storage.protocol import Capabilities, ObjectInfo, coalesce
+from zarr_manifests.versions import HEADS
+from zarr_manifests.virtual.containers import Containers
+
+type _Moved = tuple[bytes, ChunkTable, ChunkTable]
+"""Node id, and the rows that move, before and after."""
+
+REPACKED: Final = "repack chunks"
+"""The message of a commit that moves chunks."""
+ROUND_CHUNKS = 250_000
+_ABREAST: Final = 8
+"""Packs that are read, and then written, in parallel."""
+_ATTEMPTS: Final = 10
+_NAMED: Final = 5
+_MERGES: Final = 3
+
+
+def repack_chunks(
+    context: Context,
+    branch: str,
+    min_live: float,
+    *,
+    dry_run: bool,
+    run: Run = map,
+) -> CompactionReport:
+    """Move the live chunks of a branch's head out of packs whose live part is below `min_live`.
+
+    `run` reads and writes packs.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If `min_live` is out of range.
+    NotFoundError
+        If there is no such branch.
+    CorruptObjectError
+        If chunks to move are damaged or missing; all others have been moved.
+    FencedError
+        If the repacking is behind the fence of a collection.
+    ConflictError
+        If the branch was deleted, or others came first too often.
+    """
+    _check_part(min_live)
+
+    def look() -> tuple[RootAt, dict[str, Use]]:
+        at = context.roots.read()
+        return at, _uses(_head(context, at, branch))
+
+    at, uses = opened(look)
+    sizes = _sizes(context, uses)
+    due = due_packs(uses, sizes, min_live)
+    report = CompactionReport(
+        mode="packs",
+        objects=len(uses),
+        nbytes=sum(sizes.values()),
+        packs=len(due),
+        packs_nbytes=sum(sizes[key] for key in due),
+        chunks=sum(uses[key].chunks for key in due),
+        chunks_nbytes=sum(uses[key].nbytes for key in due),
+        dry_run=dry_run,
+    )
+    if dry_run or not due:
+        return report
+    work = _Repacking(context, branch, SessionKeys(at.root.version, context.runtime), run)
+    expect("reading packs", len(due))
+    head = None
+    for keys in parts(due, lambda key: uses[key].chunks, ROUND_CHUNKS):
+        head = work.move(frozenset(keys)) or head
+    if head is not None:
+        tell("merging refs", 0)
+        head = _merged(context, branch) or head
+    work.check_damaged()
+    return replace(
+        report,
+        snapshot_id=None if head is None else snapshot_id_of(head.key),
+        chunks=work.chunks,
+        chunks_nbytes=work.nbytes,
+        chunks_overtaken=work.overtaken,
+        packs_written=work.packs_written,
+    )
+
+
+def _check_part(value: object) -> None:
+    if not (isinstance(value, int | float) and 0 < value <= 1):
+        raise InvalidArgumentError(f"min_live is a number above 0 and at most 1, not {value!r}")
+
+
+def _head(context: ReadContext, at: RootAt, branch: str) -> SnapshotView:
+    return context.open_branch(context.roots.branch(at.root, branch))
+
+
+def _node_ids(view: SnapshotView) -> list[bytes]:
+    """Nodes that may have chunks, in order of paths."""
+    listed = (view.nodes[path] for path in sorted(view.nodes))
+    return [node.node_id for node in listed if node.kind is not NodeKind.GROUP]
+
+
+def _uses(view: SnapshotView) -> dict[str, Use]:
+    """The live part of each chunk object at the head; one array's refs are in memory at a time."""
+    found: dict[str, Use] = {}
+    for node_id in counted("looking at refs", _node_ids(view)):
+        table = view.chunks(node_id)
+        if table is not None:
+            for key, use in uses_of(table).items():
+                found[key] = found.get(key, Use()).plus(use)
+    return found
+
+
+def _sizes(context: ReadContext, uses: dict[str, Use]) -> dict[str, int]:
+    """Sizes of the objects by key, from one listing, which includes dead bytes at their ends."""
+    return {info.key: info.nbytes for info in context.storage.list("chunks/") if info.key in uses}
+
+
+def _merged(context: Context, branch: str) -> BlobRef | None:
+    """Merge all pending changes into the base; None if others were repeatedly faster."""
+    for _ in range(_MERGES):
+        report, head = compact_branch(context, branch, CompactionMode.MAJOR, size_ratio=0.0)
+        if head is not None or not report.deltas_before:
+            return head
+    return None
+
+
+class _Repacking(Struct):
+    """The rounds of one repacking, and their results."""
+
+    context: Context
+    branch: str
+    keys: SessionKeys
+    run: Run
+    chunks: int = 0
+    nbytes: int = 0
+    overtaken: int = 0
+    packs_read: int = 0
+    packs_written: int = 0
+    damaged: list[tuple[Range, str]] = []
+
+    def move(self, packs: frozenset[str]) -> BlobRef | None:
+        """Move the live chunks of these packs; return the new head, None if there were none."""
+        view, tables = opened(partial(self._rows_in, packs))
+        moves = PackMoves(tables)
+        self._copy(moves)
+        moved = moves.rows(self.keys.session_id)
+        return self._land(view, moved) if moved else None
+
+    def _rows_in(
+        self, packs: frozenset[str]
+    ) -> tuple[SnapshotView, list[tuple[bytes, ChunkTable]]]:
+        """The head, and by node the chunks that are in these packs."""
+        view = _head(self.context, self.context.roots.read(), self.branch)
+        tables = []
+        for node_id in _node_ids(view):
+            table = view.chunks(node_id)
+            rows = None if table is None else moved_rows(table, packs)
+            if rows is not None:
+                tables.append((node_id, rows))
+        return view, tables
+
+    def _copy(self, moves: PackMoves) -> None:
+        """Write the chunks into new packs."""
+        context, pack_bytes = self.context, self.context.config.pack_bytes
+        steps = []
+        for step in by_bytes(moves.ranges, _ABREAST * pack_bytes):
+            order = {one.at: int(moves.order[one.at]) for one in step}
+            # Two packs in a row are larger than one may be, so there cannot be more of them.
+            most = 2 * (sum(one.length for one in step) // pack_bytes) + 1
+            keys = tuple(self.keys.next("chunks") for _ in range(most))
+            steps.append(_Step(tuple(step), order, keys, pack_bytes))
+        copy = partial(_copy_step, context.storage, context.runtime)
+        results = iter(self.run(copy, steps))
+        for whole in steps:
+            tell("reading packs", self.packs_read)
+            copied = next(results)
+            self.packs_read += len({one.key for one in whole.ranges})
+            for at, number, offset in copied.placed:
+                moves.note(at, number, offset)
+            self.damaged += copied.damaged
+            self.packs_written += copied.packs
+            tell("writing packs", self.packs_written)
+
+    def check_damaged(self) -> None:
+        """Raise if chunks that could not be moved are still referred to.
+
+        Others have been changed meanwhile, and may have been collected.
+        """
+        if not self.damaged:
+            return
+        why = {(one.key, one.offset): text for one, text in self.damaged}
+        view, tables = opened(partial(self._rows_in, frozenset(one.key for one, _ in self.damaged)))
+        paths = {node.node_id: path for path, node in view.nodes.items()}
+        named = []
+        for node_id, rows in tables:
+            path = paths[node_id]
+            for one in PackMoves([(node_id, rows)]).ranges:
+                if (one.key, one.offset) in why:
+                    text = why[one.key, one.offset]
+                    named.append(f"a chunk of /{path} ({one.key}, offset {one.offset}) {text}")
+        if named:
+            more = len(named) - _NAMED
+            listed = "; ".join(named[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
+            raise CorruptObjectError(
+                f"{listed}. They stay where they are, all others have been moved: restore them "
+                "from a backup or write them again"
+            )
+
+    # --- the commit ----------------------------------------------------------------------------
+
+    def _land(self, view: SnapshotView, moved: Sequence[_Moved]) -> BlobRef | None:
+        """Commit the moved refs of unchanged chunks; return the new head."""
+        context, keys, branch = self.context, self.keys, self.branch
+        commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
+        zones = upload_of(self._zones(view, moved), keys)
+        kept: list[tuple[bytes, ChunkTable]] = []
+
+        def make(root: Root) -> NextVersion | None:
+            self._check_admitted(root)
+            tip = root.branches[branch]
+            current = view if tip.head.key == view.ref.key else context.open_branch(tip)
+            kept[:] = _unchanged(current, moved) if current is not view else new
+            tell("committing", sum(len(table) for _, table in kept))
+            return self._next(current, commit_id, kept, zones) if kept else None
+
+        new = [(node_id, after) for node_id, _, after in moved]
+        what = f"repacking {branch!r}", "nothing was changed, start it again later"
+        landed = land(context, branch, keys, view, make, (), what, _ATTEMPTS)
+        count = sum(len(table) for _, table in kept)
+        self.overtaken += sum(len(table) for _, table in new) - count
+        self.chunks += count
+        self.nbytes += sum(u.nbytes for _, t in kept for u in uses_of(t).values())
+        return None if landed is None else landed.head
+
+    def _check_admitted(self, root: Root) -> None:
+        branch, start = self.branch, self.keys.start
+        match admission(root, Writer(start, compacts=True), branch):
+            case Refusal.NO_BRANCH:
+                raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
+            case Refusal.OVERTAKEN:
+                raise overtaken(root, COMPACTOR, start)
+            case Refusal.FENCED:
+                what = f"the repacking of {branch!r}"
+                raise fenced(root, start, what, "Nothing was changed; start it again")
+
+    def _next(
+        self,
+        current: SnapshotView,
+        commit_id: bytes,
+        kept: Sequence[tuple[bytes, ChunkTable]],
+        zones: Upload | None,
+    ) -> NextVersion:
+        """A delta with these rows, on top of the head."""
+        context, keys, before = self.context, self.keys, current.snapshot
+        tables = {
+            node_id: Manifest.of([(node_id, part) for part in in_tables(table)])
+            for node_id, table in kept
+        }
+        delta, uploads, coordinates = encoded_delta(
+            context, keys, current, Delta(commit_id), tables
+        )
+        # As a run of two, so that it is not mistaken for the log of a commit that changed chunks.
+        first, last = before.sequence + 1, before.sequence + 2
+        entry = DeltaEntry.of(uploads[-1].ref, delta, last, coordinates, first=first)
+        # No array has more chunks or bytes than before.
+        entry = replace(entry, counts=(), zones=None if zones is None else zones.ref)
+        deltas = (*before.deltas, entry)
+        snapshot, log = rewritten(
+            context, keys, before, commit_id, REPACKED, deltas=deltas, sequence=last
+        )
+        uploads += [log, *([] if zones is None else [zones])]
+        return NextVersion(current, snapshot, uploads)
+
+    def _zones(self, view: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[bytes, ZoneTable]]:
+        """The entries of zone maps of the moved chunks, with their new addresses."""
+        root = self.context.roots.with_branch(self.context.roots.latest.root, self.branch)
+        tip = root.branches.get(self.branch)
+        if tip is None:
+            return []
+        known = KnownZones.of(self.context, view.snapshot.deltas, tip.index)
+        found = []
+        for node_id, old, new in moved:
+            zones = known.counting(view.by_id[node_id], old)
+            if zones is not None:
+                moves = rows_at(new, zones.coords()) >= 0
+                chunks = pick(new, zones.coords()[moves])
+                again = zones_of_chunks(zones.meaning, chunks, zones.bounds.take(moves))
+                found += [] if again is None else [(node_id, again)]
+        return found
+
+
+# --- copying, perhaps in other processes -------------------------------------------------------
+
+
+class _Step(Struct, frozen=True):
+    """Ranges to copy, their order in the new packs, and the keys of these."""
+
+    ranges: tuple[Range, ...]
+    order: Mapping[int, int]
+    keys: tuple[str, ...]
+    pack_bytes: int
+
+
+class _Copied(Struct, frozen=True):
+    """What a step has written: (position, object number, offset) of each chunk.
+
+    `damaged` are chunks that could not be read, and why.
+    """
+
+    placed: list[tuple[int, int, int]]
+    packs: int
+    damaged: list[tuple[Range, str]]
+
+
+type _Read = tuple[list[tuple[Range, bytes]], list[tuple[Range, str]]]
+"""Chunks that were read, and those that are damaged."""
+
+
+def _copy_step(storage: Storage, runtime: Runtime, step: _Step) -> _Copied:
+    """Write the chunks of one step into new packs."""
+    parts = [
+        part
+        for _, of_one in groupby(step.ranges, attrgetter("key"))
+        for part in by_bytes(list(of_one), step.pack_bytes)
+    ]
+    read: list[_Read] = runtime.parallel([partial(_read, storage, part) for part in parts])
+    data = {one.at: chunk for found, _ in read for one, chunk in found}
+    damaged = [one for _, lost in read for one in lost]
+    whole = sorted((r for r in step.ranges if r.at in data), key=lambda r: step.order[r.at])
+    calls: list[Callable[[], None]] = []
+    placed: list[tuple[int, int, int]] = []
+    packs = [*by_bytes(whole, step.pack_bytes)]
+    for key, packed in zip(step.keys[: len(packs)], packs, strict=True):
+        number, offset = int(key.rpartition("/")[2]), 0
+        for one in packed:
+            placed.append((one.at, number, offset))
+            offset += one.length
+        calls.append(partial(create_own, storage, key, b"".join(data[r.at] for r in packed)))
+    runtime.parallel(calls)
+    return _Copied(placed, len(calls), damaged)
+
+
+def _read(storage: Storage, ranges: Sequence[Range]) -> _Read:
+    """The chunks at these ranges of one object."""
+    offsets, lengths = [one.offset for one in ranges], [one.length for one in ranges]
+    room = storage.capabilities
+    requests = coalesce(offsets, lengths, gap_bytes=room.gap_bytes, span_bytes=room.span_bytes)
+    try:
+        data = [storage.get(ranges[0].key, one.start, one.length) for one in requests]
+    except ObjectNotFoundError:
+        return [], [(one, "is not there") for one in ranges]
+    found, damaged = [], []
+    for request, span in zip(requests, data, strict=True):
+        for one in (ranges[at] for at in request.members):
+            start = one.offset - request.start
+            chunk = span[start : start + one.length]
+            if len(chunk) != one.length or crc32c(chunk) != one.crc32c:
+                damaged.append((one, "does not match its checksum"))
+            else:
+                found.append((one, chunk))
+    return found, damaged
+
+
+def _unchanged(current: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[bytes, ChunkTable]]:
+    """The new rows of those chunks that are still exactly where they were in this snapshot."""
+    alive, kept = set(_node_ids(current)), []
+    for node_id, old, new in moved:
+        coords = old.coords()
+        now = current.chunks_at(node_id, coords) if node_id in alive else None
+        if now is None:
+            continue
+        other = difference(now, old)
+        rest = new if other is None else without(new, other.coords())
+        if len(rest):
+            kept.append((node_id, rest))
+    return kept
+
+
+# --- manifest layout ------------------------------------------------------------------------------
+
+type _Costs = dict[str, dict[str, int]]
+
+
+def read_costs(context: Context, version: str | None) -> _Costs:
+    """Measure what a new process fetches to open and to read that snapshot."""
+    return _costs(unmetered(context.storage), context.config, context.runtime, version)
+
+
+def plan_layout(
+    context: Context,
+    config: Config | Mapping[str, Any],
+    version: str | None,
+) -> ManifestLayout:
+    """Return the layout that a full compaction with that configuration would give the snapshot.
+
+    Raises
+    ------
+    ConfigError
+        If the configuration has faults.
+    """
+    if not isinstance(config, Config):
+        config = context.config.overlaid(config)
+    storage = ScratchStorage(unmetered(context.storage))
+    there, refs = _opened(storage, config, context.runtime)
+    found, view = refs.open(version, first=True)
+    wanted, branch = view.snapshot_id, found.branch
+    if branch is None or not found.moves:
+        branch = f"planned-{context.runtime.random_bytes(12).hex()}"
+        refs.create_branch(branch, wanted)
+    # The configuration is saved as well, since it is part of the root and its size.
+    there.roots.update(
+        lambda root: replace(root, config=config), "save config", "", "", REF_ATTEMPTS
+    )
+    compact_branch(there, branch, CompactionMode.FULL, told=False)
+    planned = HEADS + branch
+    layout = layout_now(there, refs.view(planned))
+    return replace(
+        layout,
+        snapshot_id=wanted,
+        manifests=tuple(replace(manifest, key=None) for manifest in layout.manifests),
+        costs=_costs(storage, config, context.runtime, planned),
+    )
+
+
+def _opened(storage: Storage, config: Config, runtime: Runtime) -> tuple[Context, Refs]:
+    """The repository as a new process opens it."""
+    context, at = open_at(storage, config, Containers(), CacheOptions(), runtime)
+    return context, Refs(context, at)
+
+
+def _costs(storage: Storage, config: Config, runtime: Runtime, version: str | None) -> _Costs:
+    context, refs = _opened(storage, config, runtime)
+    view = refs.view(version, first=True)
+    arrays = [node for node in view.nodes.values() if node.array is not None]
+    coordinates = [node for node in arrays if node.array and node.array.is_coordinate(node.path)]
+    opened = context.meter.read()
+    runtime.parallel([partial(view.chunks, node.node_id) for node in coordinates])
+    explored = context.meter.read()
+    others = (node for node in arrays if node not in coordinates)
+    runtime.parallel([partial(_read_last_step, view, node) for node in others])
+    stepped = context.meter.read()
+    return {
+        "opening": _cost(opened),
+        "coordinates": _cost(explored - opened),
+        "last_step": _cost(stepped - explored),
+    }
+
+
+def _cost(counted: Metrics) -> dict[str, int]:
+    return {"requests": counted.read_requests, "nbytes": counted.bytes_read}
+
+
+def _read_last_step(view: SnapshotView, node: Node) -> None:
+    """Fetch the locations of the last chunks along the first axis."""
+    leaves = view.index.placed(node.node_id)
+    end = max((leaf.part.box.hi[:1] for leaf in leaves), default=())
+    view.overlay(node.node_id)
+    view.leaves(node.node_id, lambda box: box.hi[:1] == end)
+
+
+def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
+    """Return which manifests hold the refs of a snapshot."""
+    config, manifests, pending = context.config, view.manifests, pending_rows(view)
+    index = BaseIndex(manifests)
+    numbers = {ref.blob.key: number for number, ref in enumerate(manifests)}
+    facts = node_facts(view, index)
+    shown = [
+        ManifestPlace(
+            ref.blob.key,
+            ref.packed_for,
+            sum(part.count for part in ref.parts),
+            ref.blob.length,
+            len({part.node_id for part in ref.parts}),
+        )
+        for ref in manifests
+    ]
+    arrays = []
+    for one in sorted(facts.values(), key=lambda array: (array.path, array.node_id)):
+        leaves = tuple(
+            LeafPlace(leaf.part.box.lo, leaf.part.box.hi, leaf.part.count, numbers[leaf.key])
+            for leaf in index.placed(one.node_id)
+        )
+        found = explain(config.chunk_manifests, one, index)
+        rows = pending.get(one.node_id, 0)
+        arrays.append(ArrayPlace(one.path, *found, leaves, rows, one.is_coordinate))
+    return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays))
+
+
+# --- a scratch storage ----------------------------------------------------------------------------
+
+
+class ScratchStorage(MemoryStorage):
+    """Reads from the storage below; writes (new objects and the root) go to memory."""
+
+    def __init__(self, below: Storage) -> None:
+        super().__init__()
+        self._below = below
+        self.put(ROOT_KEY, below.get(ROOT_KEY))
+
+    @property
+    def url(self) -> str:
+        return self._below.url
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self._below.capabilities, cas=True)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        try:
+            return super().get(key, start, length)
+        except ObjectNotFoundError:
+            return self._below.get(key, start, length)
+
+    def head(self, key: str) -> ObjectInfo:
+        try:
+            return super().head(key)
+        except ObjectNotFoundError:
+            return self._below.head(key)
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        found = {info.key: info for info in self._below.list(prefix, after)}
+        found |= {info.key: info for info in super().list(prefix, after)}
+        yield from (found[key] for key in sorted(found))
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        return self.get(key, start, length)

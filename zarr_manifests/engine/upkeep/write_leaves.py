@@ -1,0 +1,786 @@
+"""Merging pending changes into leaves of the base, packing these into manifests, writing the base.
+
+Which leaves are due is estimated from the boxes and row counts in the read list, without fetching
+anything: the refs of an entry are assumed to be spread evenly in their box. Refs outside all leaves
+count for the leaves in the same cells of the array's layout; without such leaves they are due at
+once.
+
+The due leaves, and all other leaves of their manifests, are merged with pending changes in their
+boxes, cut into new leaves, and packed into manifests.
+
+Only about `BATCH_ROWS` refs are in memory. First, the coordinates of the chunks are
+read, region by region: they show where the new leaves are and how many refs each has, which decides
+how leaves are packed. Then leaves are merged, encoded and uploaded, one batch after the other. The
+base itself is written whole if it is small, else the pages of it that have changed.
+
+Writing planned manifests: their leaves are merged, encoded and uploaded, some at a time
+----------------------------------------------------------------------------------------
+
+`LeavesHere` does it in this process, `write_in_tasks` in others: each task gets some of the planned
+manifests, and opens the snapshot itself. It returns pointers, never refs. Invariants: a task writes
+only new objects, under keys of its own, so a task that runs twice leaves garbage and changes
+nothing; a manifest is written by one task.
+
+What live deltas contain, box by box, in bounded memory
+-------------------------------------------------------
+
+The tables that overlap a box are decoded one after the other, and only their rows in the box stay.
+So memory depends on the boxes that are asked for together, not on all that is pending.
+
+Chunks in no leaf's box are determined once per `Heap`, region by region; their indexes are kept
+packed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from zarr_manifests.config import CacheOptions
+from zarr_manifests.engine.caches import DecodedCache
+from zarr_manifests.engine.change_set import ForkState
+from zarr_manifests.engine.metadata import ObjectReader, SessionKeys, Upload, tallied_reads
+from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_reader
+from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
+from zarr_manifests.engine.zones import KnownZones, add_pages, write_pages
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind, decode_column, encode_column
+from zarr_manifests.format.manifest import (
+    Base,
+    LeafPage,
+    Manifest,
+    ManifestRef,
+    Node,
+    NodePage,
+    Part,
+)
+from zarr_manifests.format.records import BlobRef, with_copies
+from zarr_manifests.format.zone_maps import ZonePages, ZoneTable
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.metrics import Meter
+from zarr_manifests.planning import packing
+from zarr_manifests.planning.garbage import coordinate_ids, overlap_refs, parts
+from zarr_manifests.planning.leaves import (
+    BaseIndex,
+    Layout,
+    NodeFacts,
+    PlacedLeaf,
+    batches,
+    cut,
+    layout_around,
+    layout_of,
+    part_order,
+)
+from zarr_manifests.planning.live_deltas import Stack
+from zarr_manifests.planning.merge import (
+    Leaf,
+    bare,
+    fold,
+    fold_leaves,
+    owned,
+    select,
+    split,
+    take,
+    within,
+)
+from zarr_manifests.planning.packing import PlannedManifest, close, plan_manifests, staying_beside
+from zarr_manifests.runtime import SYSTEM, Run
+
+BATCH_ROWS: Final = 1_000_000
+"""Rows that are worked on at a time, about."""
+_ROW_BYTES: Final = 56
+"""A row of which no column is constant."""
+_PIECE_ROWS: Final = 250_000
+"""Rows whose coordinates are in memory at once: these take several times as much as the rows."""
+
+
+class Outside:
+    """Chunks of one node that are pending and in no leaf of the base.
+
+    Parameters
+    ----------
+    tables : iterable of ChunkTable
+        Tables of these chunks. One after the other, their chunks are in C order.
+
+    Attributes
+    ----------
+    box : Box or None
+        The smallest box around the chunks; None if there are none.
+    held : list of (Box, int)
+        Disjoint boxes, and how many of the chunks are in each.
+    """
+
+    def __init__(self, tables: Iterable[ChunkTable] = ()) -> None:
+        self.held: list[tuple[Box, int]] = []
+        self._parts: list[tuple[Box, Callable[[Box], IndexArray]]] = []
+        for table in tables:
+            box = Box.around_coords(table.coords())
+            self.held.append((box, len(table)))
+            self._parts.append((box, _kept(take(table, np.arange(len(table)), box))))
+        self.box = Box.around(box for box, _ in self.held) if self.held else None
+
+    def coords(self, box: Box) -> IndexArray:
+        """Coordinates (int64[n, ndim]) of the chunks in the box, in C order."""
+        found = [inner(box) for around, inner in self._parts if around.overlaps(box)]
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate([np.empty((0, box.ndim), np.int64), *found])
+
+    def cells(self, layout: Layout) -> list[Coords]:
+        """The first chunk in each cell of the layout that has some, in C order."""
+        first: dict[Coords, Coords] = {}
+        for box, inner in self._parts:
+            coords = inner(box)
+            for rows in layout.groups(coords):
+                one = tuple(coords[rows[0]].tolist())
+                cell = tuple(at // n for at, n in zip(one, layout.cell, strict=True))
+                first.setdefault(cell, one)
+        return sorted(first.values())
+
+
+def _kept(table: ChunkTable) -> Callable[[Box], IndexArray]:
+    """Finds coordinates of the table in a box; it holds linear indexes, packed to save memory."""
+    box, count, packed = table.box, len(table), encode_column(table.linear_index())
+
+    def coords(region: Box) -> IndexArray:
+        shared = box.shared(region)
+        linear = decode_column(packed, count)
+        first = np.searchsorted(linear, box.ravel_one(shared.lo))
+        last = box.ravel_one(tuple(n - 1 for n in shared.hi))
+        found = box.unravel(linear[first : np.searchsorted(linear, last, "right")])
+        return found[shared.holds(found)]
+
+    return coords
+
+
+class Heap:
+    """What a snapshot's live deltas contain in addition to its base.
+
+    Parameters
+    ----------
+    view : SnapshotView
+        The snapshot.
+    base : BaseIndex
+        Its base.
+    outside : collection of bytes
+        Nodes that may have chunks outside all leaves.
+    meter : Meter
+        Counts the refs that are merged.
+    rows : int, optional
+        Rows to work on at a time, about; by default `BATCH_ROWS`.
+
+    Attributes
+    ----------
+    recent : DecodedCache
+        The tables that were decoded last: each is needed a few times in a row, and there are more
+        than the objects' cache has room for.
+    """
+
+    def __init__(
+        self,
+        view: SnapshotView,
+        base: BaseIndex,
+        outside: Collection[bytes],
+        meter: Meter,
+        rows: int | None = None,
+    ) -> None:
+        self.view, self.rows = view, rows or BATCH_ROWS
+        room = CacheOptions(max_size=self.rows * _ROW_BYTES, expire_ms=0)
+        self.recent = DecodedCache(room, SYSTEM, meter)
+        self._meter = meter
+        self.base, self._may = base, frozenset(outside)
+        self._outside: dict[bytes, Outside] = {}
+        self._apart: dict[bytes, set[int]] = {}
+
+    def within(
+        self, node_id: bytes, boxes: Sequence[Box], *, kinds_only: bool = False
+    ) -> list[Stack]:
+        """What is pending in each of the boxes, fetched in one round.
+
+        With `kinds_only`, the refs only say whether they are set or unset.
+        """
+        narrow = bare if kinds_only else owned
+        if node_id not in self._apart:
+            self._apart[node_id] = {leaf.merged for leaf in self.base.placed(node_id)}
+        stacks = self.view.stacks(node_id, boxes, narrow, self.recent, self._apart[node_id])
+        if not kinds_only:  # their refs are merged later
+            self._meter.add("refs_merged", sum(stack.rows for stack in stacks))
+        return stacks
+
+    def outside(self, node_id: bytes) -> Outside:
+        """The node's pending chunks in no leaf of the base."""
+        found = self._outside.get(node_id)
+        if found is None:
+            tables = self._tables_outside(node_id) if node_id in self._may else ()
+            found = self._outside[node_id] = Outside(tables)
+        return found
+
+    def _tables_outside(self, node_id: bytes) -> Iterator[ChunkTable]:
+        held = [(part.box, part.count) for part in self.view.live_parts(node_id) if part.count]
+        for region in batches(held, 2 * self.rows):
+            leaves = self.base.placed_in(node_id, region)
+            if sum(leaf.part.box.shared_size(region) for leaf in leaves) >= region.size:
+                continue
+            (stack,) = self.within(node_id, [region], kinds_only=True)
+            table = stack.after(0).table
+            if table is None:
+                continue
+            for part in split(select(table, table.kind != RefKind.UNSET), _PIECE_ROWS):
+                if leaves:
+                    part = select(part, self.base.locate(node_id, part.coords()) < 0)
+                if len(part):
+                    yield part
+
+
+# --- writing leaves -----------------------------------------------------------------------------
+
+
+_TASK_REFS: Final = 1_000_000
+_KEPT_BYTES: Final = 256 * 1024
+_REFS: Final = attrgetter("refs")
+
+
+class Written(Struct):
+    """Manifests of the base that were written, in order, and what belongs to them.
+
+    Parameters
+    ----------
+    manifests : list of ManifestRef
+        Pointers to them.
+    copies : dict of str to bytes
+        The small ones with coordinates, by key.
+    zones : dict of bytes to ZonePages
+        Pages of zone maps of the leaves, by node; written.
+    bytes_read : int
+        Bytes that other processes have read for that.
+    """
+
+    manifests: list[ManifestRef] = []
+    copies: dict[str, bytes] = {}
+    zones: dict[bytes, ZonePages] = {}
+    bytes_read: int = 0
+
+    def add(self, more: Written) -> None:
+        """Add the manifests that come next."""
+        self.manifests += more.manifests
+        self.copies |= more.copies
+        self.bytes_read += more.bytes_read
+        for node_id, zones in more.zones.items():
+            add_pages(self.zones, node_id, zones)
+
+
+type WriteLeaves = Callable[[Sequence[PlannedManifest]], Written]
+"""Writes manifests, whose leaves replace some of the base."""
+
+
+def write_in_tasks(
+    context: Context,
+    heap: Heap,
+    keys: SessionKeys,
+    index: BlobRef | None,
+    run: Run,
+    tell: Callable[[int], None],
+) -> WriteLeaves:
+    """Writes manifests in other processes, about `_TASK_REFS` refs in a task."""
+    state = freeze_reader(SessionView(context, heap.view))
+    task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), index)
+
+    def write(planned: Sequence[PlannedManifest]) -> Written:
+        jobs = [*parts(planned, _REFS, _TASK_REFS)]
+        result = Written()
+        for job, done in zip(jobs, run(task.write, jobs), strict=True):
+            tell(sum(map(_REFS, job)))
+            result.add(done)
+        return result
+
+    return write
+
+
+class _LeafTask(Struct, frozen=True):
+    """What tasks read, and under whose name they write; can be pickled."""
+
+    state: ForkState
+    index: BlobRef | None
+
+    def write(self, planned: Sequence[PlannedManifest]) -> Written:
+        """Write these manifests, and everything that belongs to them."""
+        contents = revive_reader(self.state)
+        context, view = contents.context, contents.view
+        assert isinstance(context, Context)  # as revived
+        keys = SessionKeys(self.state.start, SYSTEM, self.state.lineage)
+        with tallied_reads() as read:
+            zones = KnownZones.of(context, view.snapshot.deltas, self.index)
+            heap = Heap(view, view.index, (), context.meter)
+            written = LeavesHere(context, heap, keys, zones).write(planned)
+        written.bytes_read = sum(read)
+        return written
+
+
+class _Leaf(Struct, frozen=True):
+    """A leaf that is encoded, and its data for the index."""
+
+    part: Part
+    data: bytes
+    stored_bytes: int
+    zones: ZoneTable | None
+
+
+class LeavesHere:
+    """Writes manifests in this process: merges, encodes and uploads some leaves at a time."""
+
+    def __init__(
+        self,
+        context: Context,
+        heap: Heap,
+        keys: SessionKeys,
+        zones: KnownZones,
+        tell: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._context, self._heap, self._keys = context, heap, keys
+        self._zones, self._tell = zones, tell
+
+    def write(self, planned: Sequence[PlannedManifest]) -> Written:
+        """Write the manifests."""
+        leaves = [(number, leaf) for number, one in enumerate(planned) for leaf in one.leaves]
+        made: dict[int, list[_Leaf]] = {}
+        result = Written()
+        for batch in parts(leaves, lambda one: one[1].count, BATCH_ROWS):
+            encoded = self._encoded([leaf for _, leaf in batch])
+            for (number, _), one in zip(batch, encoded, strict=True):
+                made.setdefault(number, []).append(one)
+            full = [i for i, some in made.items() if len(some) == len(planned[i].leaves)]
+            calls = [
+                partial(self._upload, self._keys.next("manifests"), made[i], planned[i].set_name)
+                for i in full
+            ]
+            for i, (ref, copy) in zip(full, self._context.runtime.parallel(calls), strict=True):
+                own = [
+                    (one.part.node_id, ref.blob, one.zones, len(one.zones) == one.part.count)
+                    for one in made.pop(i)
+                    if one.zones is not None
+                ]
+                zones = write_pages(self._context, self._keys, own)
+                copies = {ref.blob.key: copy} if copy else {}
+                result.add(Written([ref], copies, zones))
+            self._tell(sum(leaf.count for _, leaf in batch))
+        return result
+
+    def _encoded(self, batch: Sequence[Part]) -> list[_Leaf]:
+        """Merge and encode these leaves."""
+        near = [self._heap.base.placed_in(leaf.node_id, leaf.box) for leaf in batch]
+        stacks: list[Stack] = []
+        for node_id, leaves in groupby(batch, lambda leaf: leaf.node_id):
+            stacks += self._heap.within(node_id, [leaf.box for leaf in leaves])
+        tables = leaf_tables(self._context, self._heap, [old for some in near for old in some])
+        calls = []
+        for leaf, stack, some in zip(batch, stacks, near, strict=True):
+            inner = [within(next(tables), leaf.box) for _ in some]
+            calls.append(partial(self._encode, leaf, stack, some, inner))
+        return self._context.runtime.parallel(calls)
+
+    def _encode(
+        self,
+        leaf: Part,
+        stack: Stack,
+        near: Sequence[PlacedLeaf],
+        tables: Sequence[ChunkTable],
+    ) -> _Leaf:
+        """The leaf: what leaves of the base and the pending changes say of its box."""
+        box = leaf.box
+        if len(near) == 1 and near[0].part.box.shared_size(box) == box.size:
+            table = fold(tables, stack.after(near[0].merged))
+        else:
+            leaves = [
+                Leaf(old.part.box, held, stack.after(old.merged))
+                for old, held in zip(near, tables, strict=True)
+            ]
+            table = fold_leaves(leaves, stack.after(0))
+        assert table is not None
+        assert len(table) == leaf.count  # as `_cut` counted them
+        table = take(table, np.arange(len(table)), box)
+        part, data = Manifest.of([(leaf.node_id, table)]).parts[0]
+        zones = self._zones.counting(self._heap.view.by_id[leaf.node_id], table)
+        return _Leaf(part, data, int(table.length.sum()), zones)
+
+    def _upload(
+        self, key: str, leaves: Sequence[_Leaf], set_name: str
+    ) -> tuple[ManifestRef, bytes]:
+        """Write a manifest; return its pointer, and a copy if it is to be at hand."""
+        manifest = Manifest(tuple((leaf.part, leaf.data) for leaf in leaves))
+        data, places = manifest.encode()
+        self._context.objects.create(key, data)
+        merged_to = (self._heap.view.snapshot.sequence,) * len(leaves)
+        blob = BlobRef.to(key, data)
+        nbytes = tuple(leaf.stored_bytes for leaf in leaves)
+        ref = ManifestRef(blob, manifest.directory(), merged_to, set_name, places, nbytes)
+        ids = {leaf.part.node_id for leaf in leaves}
+        is_wanted = coordinate_ids(self._heap.view.among(ids), ids)
+        copy = data if is_wanted and len(data) <= _KEPT_BYTES else b""
+        return ref, copy
+
+
+def leaf_tables(
+    context: ReadContext, heap: Heap, leaves: Sequence[PlacedLeaf]
+) -> Iterator[ChunkTable]:
+    """The tables of leaves of the base, read in one round and decoded one by one."""
+    names = [(leaf.manifest.blob.key, leaf.part) for leaf in leaves]
+    held = [heap.recent.find(name) for name in names]
+    missing = [leaf for leaf, table in zip(leaves, held, strict=True) if table is None]
+    loaded = context.objects.load_all([(leaf.manifest, leaf.part) for leaf in missing])
+    for leaf, name, table in zip(leaves, names, held, strict=True):
+        decode = partial(context.objects.table, leaf.manifest, leaf.part, loaded, keep=False)
+        yield heap.recent.obtain(name, decode) if table is None else table
+
+
+# --- merging changes into leaves ----------------------------------------------------------------
+
+
+_BASE_COPY_BYTES: Final = 256 * 1024
+_PAGE_COPY_BYTES: Final = 8 * 1024
+
+
+class Pending(Struct):
+    """Estimated pending changes of one node.
+
+    Parameters
+    ----------
+    leaves : dict of Box to float
+        Pending refs by the leaf's box.
+    new : float
+        Pending refs in cells without a leaf.
+    outside : bool
+        Whether some may be outside all leaves.
+    """
+
+    leaves: defaultdict[Box, float] = field(default_factory=lambda: defaultdict(float))
+    new: float = 0.0
+    outside: bool = False
+
+
+def pending_of(
+    context: ReadContext, view: SnapshotView, base: BaseIndex, facts: NodeFacts
+) -> dict[bytes, Pending]:
+    """Return the pending changes, by node."""
+    found: dict[bytes, Pending] = {}
+    for position, entry in enumerate(view.snapshot.deltas):
+        for part in entry.parts():
+            if part.node_id in facts:  # else the node was deleted
+                pending = found.setdefault(part.node_id, Pending())
+                _count_part(context, base, facts, pending, part, entry.last)
+        for node_id, end in view.truncations(position).items():
+            if node_id in facts:
+                pending = found.setdefault(node_id, Pending())
+                _count_cut(base, pending, node_id, end, entry.last)
+    return found
+
+
+def _count_part(
+    context: ReadContext, base: BaseIndex, facts: NodeFacts, pending: Pending, part: Part, last: int
+) -> None:
+    covered = 0
+    for leaf in base.placed_in(part.node_id, part.box):
+        shared = part.box.shared_size(leaf.part.box)
+        covered += shared
+        if last > leaf.merged:
+            pending.leaves[leaf.part.box] += overlap_refs(part.count, part.box.size, shared)
+    if covered >= part.box.size:
+        return
+    pending.outside = True
+    rest = overlap_refs(part.count, part.box.size, part.box.size - covered)
+    layout = layout_of(context.config.chunk_manifests, facts[part.node_id])
+    near = base.overlapping(part.node_id, *layout.around(part.box.lo, part.box.hi))
+    held = sum(leaf.part.count for leaf in near)
+    if not held:
+        pending.new += rest
+    for leaf in near:
+        pending.leaves[leaf.part.box] += rest * leaf.part.count / held if held else rest
+
+
+def _count_cut(base: BaseIndex, pending: Pending, node_id: bytes, end: Coords, last: int) -> None:
+    for leaf in base.placed(node_id):
+        box = leaf.part.box
+        if last > leaf.merged:
+            kept = box.shared_size(Box((0,) * len(end), end))
+            if kept < box.size:
+                pending.leaves[box] += leaf.part.count * (1 - kept / box.size)
+
+
+def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: float) -> set[str]:
+    """Keys of the manifests with enough pending refs to be rewritten.
+
+    Counted per manifest, since all its leaves are rewritten together.
+    """
+    sums = defaultdict[str, float](float)
+    for node_id, mine in pending.items():
+        for leaf in base.placed(node_id):
+            sums[leaf.key] += mine.leaves[leaf.part.box]
+    return {
+        key
+        for key, refs in sums.items()
+        if refs and refs >= ratio * sum(part.count for part in base[key].parts)
+    }
+
+
+class NodeMerge(Struct, frozen=True):
+    """What is merged of one node, beside what its leaves in repacked manifests have.
+
+    Parameters
+    ----------
+    cells : int64[n, ndim]
+        One chunk in each due cell with chunks outside all leaves, in C order.
+    whole : bool
+        Whether all chunks outside leaves are in due cells.
+    layout : Layout
+        How the array is split.
+    """
+
+    cells: IndexArray
+    whole: bool
+    layout: Layout
+
+
+def due_changes(
+    context: ReadContext,
+    heap: Heap,
+    facts: NodeFacts,
+    pending: Mapping[bytes, Pending],
+    due: Collection[str],
+    *,
+    everything: bool,
+) -> dict[bytes, NodeMerge]:
+    """Return what to merge, by node, where these manifests are due.
+
+    Chunks outside all leaves are due if their cell of the array's layout has a due leaf, or none.
+    """
+    base, found = heap.base, dict[bytes, NodeMerge]()
+    for node_id in facts if everything else pending:
+        mine = pending.get(node_id, Pending())
+        boxes = {
+            leaf.part.box
+            for leaf in base.placed(node_id)
+            if leaf.key in due and (everything or mine.leaves[leaf.part.box])
+        }
+        reads = mine.outside and (boxes or mine.new or everything)
+        if not (boxes or reads):
+            continue
+        outside = heap.outside(node_id) if reads else Outside()
+        config = context.config.chunk_manifests
+        layout = layout_around(config, facts[node_id], base, outside.box)
+        first = outside.cells(layout)
+        near = (base.overlapping(node_id, *layout.around(one, one)) for one in first)
+        cells = [
+            one
+            for one, leaves in zip(first, near, strict=True)
+            if not leaves or any(leaf.part.box in boxes for leaf in leaves)
+        ]
+        coords = np.array(cells, np.int64).reshape(len(cells), len(layout.cell))
+        whole = bool(reads) and len(cells) == len(first)
+        found[node_id] = NodeMerge(coords, whole, layout)
+    return found
+
+
+def repack(
+    context: Context,
+    heap: Heap,
+    facts: NodeFacts,
+    merges: Mapping[bytes, NodeMerge],
+    due: Collection[str],
+    ratio: float,
+    write: WriteLeaves,
+) -> tuple[Written, tuple[ManifestRef, ...]]:
+    """Rewrite these manifests, and what has to be with them, with all that is pending in them.
+
+    Returns what was written, and the manifests of the new base.
+    """
+    config, base = context.config.chunk_manifests, heap.base
+    layouts = {node_id: merge.layout for node_id, merge in merges.items()}
+    cells = {node_id: merge.cells for node_id, merge in merges.items() if len(merge.cells)}
+    changed = {*due, *_mostly_dead(base, facts, ratio)}
+    replaced = close(config, facts, base, changed, cells, layouts)
+    leaves = [
+        leaf
+        for node_id in sorted(layouts)
+        for leaf in _cut(context, heap, node_id, layouts[node_id], replaced, merges.get(node_id))
+    ]
+    planned = plan_manifests(config, facts, leaves, base, replaced)
+    # Neighbours come together, since they need the same tables.
+    written = write(sorted(planned, key=lambda one: part_order(one.leaves[0])))
+    stay = (ref for ref in base if ref.blob.key not in replaced)
+    return written, (*stay, *written.manifests)
+
+
+def _mostly_dead(base: BaseIndex, facts: NodeFacts, ratio: float) -> Iterator[str]:
+    """Keys of manifests of which deleted nodes take up enough for them to be rewritten."""
+    for ref in base:
+        dead = [part.count for part in ref.parts if part.node_id not in facts]
+        if dead and sum(dead) >= ratio * sum(part.count for part in ref.parts):
+            yield ref.blob.key
+
+
+# --- where the new leaves are ---------------------------------------------------------------------
+
+
+def _cut(
+    context: ReadContext,
+    heap: Heap,
+    node_id: bytes,
+    layout: Layout,
+    replaced: Collection[str],
+    merge: NodeMerge | None,
+) -> Iterator[Part]:
+    """Cut the due chunks of a node into new leaves, region by region."""
+    base, outside = heap.base, heap.outside(node_id)
+    first = np.empty((0, len(layout.cell)), np.int64) if merge is None else merge.cells
+    old = [leaf for leaf in base.placed(node_id) if leaf.key in replaced]
+    if not old and not len(first):
+        return
+    held = [(leaf.part.box, leaf.part.count) for leaf in old] + outside.held
+    for region in batches(held, heap.rows, layout.cell):
+        near = [leaf for leaf in base.placed_in(node_id, region) if leaf.key in replaced]
+        cells = {tuple(at) for at in (_inside(first, region) // layout.cell).tolist()}
+        if not near and not cells:
+            continue
+        there = _coords_there(context, heap, node_id, near, region)
+        pending = outside.coords(region)
+        coords = _joined(there, _in_cells(pending, layout, cells))
+        boxes = [leaf.part.box for leaf in near]
+        staying = staying_beside(base, node_id, layout, boxes, replaced)
+        while len(coords):
+            parts = cut(node_id, coords, layout, boxes, staying)
+            # Inside a leaf, a reader ignores everything older than the leaf.
+            whole = merge is not None and merge.whole
+            inside = () if whole else (_inside(pending, part.box) for part in parts)
+            more = _joined(coords, *inside)
+            if len(more) == len(coords):
+                yield from parts
+                break
+            coords = more
+
+
+def _coords_there(
+    context: ReadContext, heap: Heap, node_id: bytes, near: Sequence[PlacedLeaf], region: Box
+) -> IndexArray:
+    """The chunks in the region that leaves have once pending changes are merged; in C order."""
+    boxes = [leaf.part.box.shared(region) for leaf in near]
+    stacks = heap.within(node_id, boxes, kinds_only=True)
+    found = [np.empty((0, region.ndim), np.int64)]
+    due = list[tuple[PlacedLeaf, Box, Stack]]()
+    for leaf, box, stack in zip(near, boxes, stacks, strict=True):
+        is_full = leaf.part.count == leaf.part.box.size
+        if is_full and not stack.removes(leaf.merged):  # the usual case of an overwrite
+            found.append(box.unravel(np.arange(box.size)))
+        else:
+            due.append((leaf, box, stack))
+    held = leaf_tables(context, heap, [leaf for leaf, _, _ in due])
+    for (leaf, box, stack), inner in zip(due, held, strict=True):
+        table = fold([bare(within(inner, box))], stack.after(leaf.merged))
+        found += [] if table is None else [table.coords()]
+    return _joined(*found)
+
+
+def _joined(*coords: IndexArray) -> IndexArray:
+    """All of these coordinates in C order, each once."""
+    some = [one for one in coords if len(one)]
+    if len(some) < 2:
+        return some[0] if some else coords[0]
+    box = Box.around(Box.around_coords(one) for one in some)
+    linear = np.concatenate([box.ravel(one) for one in some])
+    linear.sort(kind="stable")  # fast, since it consists of few ascending runs
+    return box.unravel(linear[np.append(True, linear[1:] > linear[:-1])])
+
+
+def _inside(coords: IndexArray, box: Box) -> IndexArray:
+    return coords[((coords >= box.lo) & (coords < box.hi)).all(axis=1)]
+
+
+def _in_cells(coords: IndexArray, layout: Layout, cells: Collection[Coords]) -> IndexArray:
+    """The coordinates in these cells, which are counted along each axis."""
+    chosen = np.zeros(len(coords), np.bool_)
+    for rows in layout.groups(coords) if cells else ():
+        chosen[rows] = tuple((coords[rows[0]] // layout.cell).tolist()) in cells
+    return coords if chosen.all() else coords[chosen]
+
+
+# --- writing the base -----------------------------------------------------------------------------
+
+
+def encoded_base(
+    objects: ObjectReader,
+    view: SnapshotView,
+    whole: Base,
+    keys: SessionKeys,
+    known: Mapping[str, bytes],
+) -> tuple[Upload, list[Upload]]:
+    """Return the base that replaces the view's, and its new pages; pages that stay are linked.
+
+    Parameters
+    ----------
+    objects : ObjectReader
+        Remembers what is written.
+    view : SnapshotView
+        The snapshot that is compacted.
+    whole : Base
+        The new base, without pages.
+    keys : SessionKeys
+        Names the new objects.
+    known : mapping of str to bytes
+        New small manifests, by key.
+    """
+    old = () if view.pages is None else view.pages.linked_pages()
+    old_leaves = () if view.pages is None else view.pages.linked_leaf_pages()
+    copies = partial(_with_copies, known=known, budget_bytes=_PAGE_COPY_BYTES)
+    inline, nodes, leaves = packing.plan_pages(whole, old, old_leaves, packing.LIMITS, copies)
+    uploads: list[Upload] = []
+
+    def written(page: Base, data: bytes) -> Upload:
+        uploads.append(Upload(keys.next("nodes"), data))
+        objects.remember(uploads[-1].ref, page)
+        return uploads[-1]
+
+    paths = {node.path for node in whole.nodes}
+    linked = []
+    for one in nodes:
+        blob = one.kept.blob if one.kept else written(one.page, one.data).ref
+        orphans = packing.orphans(one.page, paths)
+        linked.append(NodePage.to(blob, one.page, orphans=orphans))
+    leaf_pages = [
+        other.kept or LeafPage.to(written(other.page, other.data).ref, other.page)
+        for other in leaves
+    ]
+    inline = replace(
+        inline,
+        manifests=_with_copies(inline.nodes, inline.manifests, known, _BASE_COPY_BYTES),
+        pages=tuple(linked),
+        leaf_pages=tuple(leaf_pages),
+    )
+    base = Upload(keys.next("nodes"), inline.encode())
+    objects.remember(base.ref, inline)
+    return base, uploads
+
+
+def _with_copies(
+    nodes: Sequence[Node],
+    manifests: Sequence[ManifestRef],
+    known: Mapping[str, bytes],
+    budget_bytes: int,
+) -> tuple[ManifestRef, ...]:
+    """The directory with copies of small manifests of coordinates, up to a total size."""
+    held = {part.node_id for manifest in manifests for part in manifest.parts}
+    coordinates = coordinate_ids(nodes, held)
+    wanted = [
+        i
+        for i in sorted(range(len(manifests)), key=lambda i: manifests[i].blob.length)
+        if any(part.node_id in coordinates for part in manifests[i].parts)
+    ]
+    copies = with_copies([manifests[i].blob for i in wanted], known, budget_bytes)
+    out = [replace(manifest, blob=manifest.blob.bare()) for manifest in manifests]
+    for i, blob in zip(wanted, copies, strict=True):
+        out[i] = replace(out[i], blob=blob)
+    return tuple(out)

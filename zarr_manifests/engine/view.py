@@ -1,0 +1,759 @@
+"""One snapshot, ready for queries: its nodes, and where each chunk is.
+
+A lookup consults the live deltas, then the leaf whose box has the coordinate. A leaf has all
+changes up to its merged-to sequence, so only newer deltas apply inside its box; the same holds for
+the base's nodes. Everything needed is fetched in one parallel round. For the first chunk of a node
+these are the deltas whose boxes contain it. For the second chunk that needs another delta, it is
+everything left of the node, which is then merged once into the overlay that serves all further
+chunks. So one chunk costs only the tables that concern it, and a scan two rounds, not one per
+delta. A lookup of many chunks costs the tables that concern any of them.
+
+Invariant: a view never changes. What it fetches and merges is kept in the objects' cache while
+there is room, and is the same for all views of the snapshot.
+
+What every part of the engine works with: one repository's storage, root, objects and runtime
+---------------------------------------------------------------------------------------------
+
+A reader takes a `ReadContext`, whose parts cannot write. A writer takes a `Context`, which is also
+a `ReadContext`. Contexts are only made here, when a repository is opened or made: its storage, its
+root, its configuration, its metadata.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from zarr_manifests.config import CacheOptions, Config
+from zarr_manifests.engine.base_pages import (
+    BasePages,
+    NodeIds,
+    NodeMaps,
+    PagedIndex,
+    PagedNodes,
+    PagedPaths,
+    Paths,
+)
+from zarr_manifests.engine.caches import ChunkCache, DiskCache
+from zarr_manifests.engine.create import create_repository
+from zarr_manifests.engine.heartbeat import Heart
+from zarr_manifests.engine.metadata import AtHand, NotAtHandError, ObjectReader, Objects, Wanted
+from zarr_manifests.engine.roots import RootAt, RootReader, Roots
+from zarr_manifests.engine.tables import SnapshotTables
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, ObjectNotFoundError
+from zarr_manifests.format.chunk_table import (
+    ChunkRef,
+    ChunkTable,
+    NativeRef,
+    Unset,
+    VirtualRef,
+)
+from zarr_manifests.format.manifest import Base, Count, Delta, Digest, ManifestRef, Node
+from zarr_manifests.format.records import BlobRef, pack
+from zarr_manifests.format.root import ROOT_KEY, Branch, Root
+from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.metrics import Meter, connect
+from zarr_manifests.planning.garbage import tells_about
+from zarr_manifests.planning.leaves import PlacedLeaf
+from zarr_manifests.planning.live_deltas import Reach, any_at, clipped, picked, rows_in
+from zarr_manifests.planning.live_deltas import check_axes as check_axes
+from zarr_manifests.planning.merge import (
+    Leaf,
+    Overlay,
+    fold,
+    fold_leaves,
+    inside,
+    pick,
+    within,
+)
+from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.metered import MeteredStorage, meter_of, metered
+from zarr_manifests.storage.protocol import ReadableStorage
+from zarr_manifests.virtual.containers import Authorized, Containers
+
+DIGESTS: Final = "digests"
+"""The first part of the keys of digests."""
+_ALONE_S: Final = 0.05
+"""Seconds before an overlay's cache entry is refreshed."""
+_now_s: Final = SYSTEM.monotonic_s
+
+
+class SnapshotView(SnapshotTables):
+    """One snapshot, ready for queries. Thread-safe; made by `open`.
+
+    Attributes
+    ----------
+    ref : BlobRef
+        The pointer to the snapshot.
+    snapshot : Snapshot
+        The snapshot itself.
+    nodes : mapping of str to Node
+        All nodes by path.
+    by_id : mapping of bytes to Node
+        All nodes by id.
+    pages : BasePages or None
+        The base, if it has pages: `nodes` and `by_id` then load the pages they need.
+    base_sequence : int
+        The sequence up to which the base has all node changes.
+    opening : mapping of int to Delta or Digest
+        The objects that opening needed besides the base, by position in the read list.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectReader,
+        ref: BlobRef,
+        snapshot: Snapshot,
+        base: Base,
+        opening: Mapping[int, Delta | Digest],
+    ) -> None:
+        super().__init__(objects, ref, snapshot, base, opening)
+        self.base_sequence = base.sequence
+        self.pages: BasePages | None = None
+        self.nodes: Mapping[str, Node]
+        self.by_id: Mapping[bytes, Node]
+        self._paths: Callable[[], Paths]
+        newer = [opening[at] for at in sorted(opening) if self._last(at) > base.sequence]
+        changes = [found for found in newer if found.deleted or found.nodes]
+        if base.pages or base.leaf_pages:
+            self._open_pages(BasePages(objects, base), changes)
+        else:
+            self._take_nodes(base, changes)
+        self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
+        # Overlays of nodes without a leaf, by node, while the cache keeps them, and the time until
+        # which the cache entry is not refreshed.
+        self._alone: dict[bytes, tuple[weakref.ref[Overlay], float]] = {}
+        self._damaged: set[bytes] = set()  # nodes whose overlay could not be made
+
+    def _take_nodes(self, base: Base, changes: Sequence[Delta | Digest]) -> None:
+        # Without node changes in deltas, the nodes are shared by all snapshots of this base.
+        known = self.of_base(NodeMaps, lambda: NodeMaps.of(base.nodes))
+        if changes:
+            nodes = dict(known.by_path)
+            for found in changes:
+                for path in found.deleted:
+                    nodes.pop(path, None)
+                nodes.update((node.path, node) for node in found.nodes)
+            known = NodeMaps.of(nodes.values())
+        self.nodes, self.by_id, self._paths = known.by_path, known.by_id, known.paths
+        if len(self.by_id) != len(self.nodes):
+            raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
+
+    def _open_pages(self, pages: BasePages, changes: Sequence[Delta | Digest]) -> None:
+        changed: dict[str, Node | None] = {}
+        for found in changes:
+            changed.update(dict.fromkeys(found.deleted))
+            changed.update((node.path, node) for node in found.nodes)
+        self.pages = pages
+        self.nodes = nodes = PagedNodes(pages, changed)
+        self.by_id = ids = NodeIds(nodes)
+        self._index = PagedIndex(pages, ids)
+        paths = PagedPaths(pages, changed)
+        self._paths = lambda: paths
+
+    def counts_among(self, node_ids: Iterable[bytes]) -> tuple[Count, ...]:
+        """The base's counts of at least these nodes; loads only their pages."""
+        pages, ids = self.pages, self.by_id
+        if pages is None or not isinstance(ids, NodeIds):
+            return self.counts
+        at = {node_id: ids.page_of(node_id) for node_id in node_ids}
+        found = (pages.counts_in(n).get(i) for i, n in at.items() if n is not None)
+        return tuple(count for count in found if count is not None)
+
+    def among(self, node_ids: Iterable[bytes]) -> Iterable[Node]:
+        """The nodes with these ids, as far as there are any."""
+        found = (self.by_id.get(node_id) for node_id in sorted(node_ids))
+        return [node for node in found if node is not None]
+
+    def node_changes(self) -> tuple[int, int, int]:
+        """How many nodes live deltas newer than the base change; their bytes and chunk tables."""
+        number = nbytes = tables = 0
+        for position, blob in self.snapshot.opening():
+            found = self.opening[position]
+            changes = len(found.nodes) + len(found.deleted)
+            if changes and self._last(position) > self.base_sequence:
+                number, nbytes = number + changes, nbytes + blob.length
+                tables += len(self.snapshot.deltas[position].parts())
+        return number, nbytes, tables
+
+    def _last(self, position: int) -> int:
+        """The newest sequence of the delta or digest at that position of the read list."""
+        ends = {entry.first: entry.stop for entry in self.snapshot.digests}
+        return self.snapshot.deltas[ends.get(position, position + 1) - 1].last
+
+    @property
+    def manifests(self) -> tuple[ManifestRef, ...]:
+        """The base's leaf directory; loads all its pages."""
+        return self._base.manifests if self.pages is None else self.pages.manifests()
+
+    @property
+    def counts(self) -> tuple[Count, ...]:
+        """The base's chunk counts; loads all its pages."""
+        if self.snapshot.base is None:
+            return ()
+        return self._base.counts if self.pages is None else self.pages.counts()
+
+    def nodes_here(self) -> Iterable[Node]:
+        """The nodes that are known without a request; all of them if the base has no pages."""
+        return self.nodes.here() if isinstance(self.nodes, PagedNodes) else self.nodes.values()
+
+    def is_here(self, paths: Iterable[str]) -> bool:
+        """Whether looking up the nodes at these paths needs no request."""
+        return self.pages is None or all(map(self.pages.is_here, paths))
+
+    def manifests_here(self) -> tuple[ManifestRef, ...]:
+        """The leaves that are known without a request; all of them if the base has no pages."""
+        return self._base.manifests if self.pages is None else self.pages.manifests_here()
+
+    @classmethod
+    def open(
+        cls,
+        objects: ObjectReader,
+        runtime: Runtime,
+        ref: BlobRef,
+        base: BlobRef | None = None,
+        ahead: Sequence[BlobRef] = (),
+    ) -> SnapshotView:
+        """Open the snapshot at `ref`.
+
+        `base` is the base it is expected to read, and `ahead` other objects, if known: everything
+        is fetched in one round.
+        """
+        first: list[Any] = [(ref, Snapshot)]
+        first += [(base, Base)] if base is not None else []
+        first += [(other, opening_kind(other)) for other in ahead]
+        snapshot: Snapshot = objects.load_all(first, runtime)[ref.key]
+        due = base if base and snapshot.base and base.key == snapshot.base.key else snapshot.base
+        wanted = snapshot.opening()
+        rest: list[Any] = [(other, opening_kind(other)) for _, other in wanted]
+        rest += [(due, Base)] if due is not None else []
+        loaded = objects.load_all(rest, runtime)
+        found = loaded[due.key] if due is not None else Base((), ())
+        opening = {position: loaded[other.key] for position, other in wanted}
+        for entry in snapshot.digests:
+            digest = objects.load(entry.blob, Digest)
+            if not tells_about(digest, snapshot.deltas[entry.first : entry.stop]):
+                raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
+        view = cls(objects, ref, snapshot, found, opening)
+        for position, value in opening.items():
+            if isinstance(value, Delta):
+                view._check(value, position)
+        return view
+
+    @property
+    def paths(self) -> Paths:
+        """The paths of all nodes by directory."""
+        return self._paths()
+
+    def at_hand(self) -> SnapshotView:
+        """The same view, but a fetch raises `NotAtHandError` instead."""
+        view = copy.copy(self)
+        view._objects = AtHand(self._objects)
+        if isinstance(self._index, PagedIndex):
+            view._index = self._index.at_hand(view._objects)
+        return view
+
+    def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
+        """Where the chunk is; None if it is absent."""
+        alone = self._alone.get(node_id)
+        if alone is not None:  # the usual case when many chunks are read
+            overlay, until_s = alone[0](), alone[1]
+            if overlay is not None and overlay.table is not None and _now_s() < until_s:
+                ref = overlay.table.get(coords)
+                if ref is not None:
+                    return None if isinstance(ref, Unset) else ref
+        due = self._leaf_at(node_id, coords)
+        after = due[0].merged if due else 0
+        loaded: dict[Any, Any] = {}
+        overlay = self._known_overlay(node_id, after)
+        if overlay is None:
+            reach = self._sources(node_id).reach(coords, after)
+            if self._by_itself(node_id, coords, reach):
+                return self._reached(node_id, coords, reach, due)
+            try:  # in one round with the leaf, which is probably needed as well
+                overlays, loaded = self._fetch(node_id, {after}, self._due_leaf(due))
+            except CorruptObjectError:
+                self._damaged.add(node_id)
+                return self._reached(node_id, coords, reach, due)
+            overlay = overlays[after]
+            self._first.pop(node_id, None)
+        if not due and self.index.around(node_id) is None:
+            self._alone[node_id] = weakref.ref(overlay), _now_s() + _ALONE_S
+        if overlay.table is not None:
+            ref = overlay.table.get(coords)
+            if ref is not None:
+                return None if isinstance(ref, Unset) else ref
+            check_axes(overlay.table.box, len(coords))
+        cut = overlay.truncated
+        if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
+            return None
+        return self._in_leaf(coords, due, loaded)
+
+    def following(
+        self, node_id: bytes, coords: Coords, most: int, grid: Box, *, fetch: bool = False
+    ) -> list[tuple[Coords, NativeRef | VirtualRef]] | None:
+        """The refs among the next `most` chunks of the grid after this one, in C order.
+
+        Absent and inline chunks are left out, and all of them where a table is damaged. None if it
+        would take a request, unless `fetch` is set.
+        """
+        first = grid.ravel_one(coords) + 1
+        index = np.arange(first, min(first + most, grid.size))
+        if not len(index):
+            return []
+        view = self if fetch else self.at_hand()
+        try:
+            found = view.chunks_at(node_id, grid.unravel(index))
+        except NotAtHandError:
+            return None
+        except CorruptObjectError:  # who reads a chunk that needs the table gets the error
+            return []
+        return [] if found is None else found.stored_refs()
+
+    def knows(self, node_id: bytes, coords: Coords) -> bool:
+        """Whether `lookup` of the chunk finds everything in memory and decoded."""
+        if self._index is None or node_id not in self._live:
+            return False
+        due = self._leaf_at(node_id, coords)
+        if self._known_overlay(node_id, due[0].merged if due else 0) is None:
+            return False
+        return all(self._objects.has_table(leaf.manifest.blob, leaf.part) for leaf in due)
+
+    def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
+        """Whether to look the chunk up in the tables that contain it, without the rest of the node.
+
+        Not if another chunk was looked up that way and this one needs more tables, unless a few
+        blocks of these will do; nor if all tables are in memory, since they are then merged and
+        kept. (If that fails because some are damaged, chunks that do not need these are still
+        looked up.)
+        """
+        if node_id in self._damaged:
+            return True
+        begins = node_id not in self._first
+        alike = self._first.setdefault(node_id, coords) == coords
+        if begins and alike:
+            return True
+        if not all(self._at_hand(one) or self._is_asked_little(one) for one in reach.sources):
+            return alike
+        return not all(map(self._at_hand, self._sources(node_id).sources))
+
+    def _reached(
+        self, node_id: bytes, coords: Coords, reach: Reach, leaves: Sequence[PlacedLeaf]
+    ) -> ChunkRef | None:
+        """Look the chunk up in the tables that contain it, which are fetched in one round."""
+        due = leaves if reach.base else ()
+        wanted = [*self._due_places(reach.places), *self._due_leaf(due)]
+        loaded = self._objects.load_all(wanted)
+        for place in reach.places:
+            table = self._table(node_id, place.source, place.number, loaded)
+            ref = table.get(coords)
+            if ref is not None:
+                return None if isinstance(ref, Unset) else ref
+        return self._in_leaf(coords, due, loaded)
+
+    def _in_leaf(
+        self, coords: Coords, leaves: Sequence[PlacedLeaf], loaded: Mapping[Any, Any]
+    ) -> ChunkRef | None:
+        for leaf in leaves:
+            if not loaded and not self._objects.has_table(leaf.manifest.blob, leaf.part):
+                loaded = self._objects.load_all(self._due_leaf(leaves))
+            ref = self._leaf(leaf, loaded).get(coords)
+            if isinstance(ref, Unset):
+                key = leaf.manifest.blob.key
+                raise CorruptObjectError(f"{key} is a leaf and has an unset row")
+            return ref
+        return None
+
+    def _due_leaf(self, leaves: Sequence[PlacedLeaf]) -> list[Wanted]:
+        """What is due first for one chunk of the leaves."""
+        return [due for leaf in leaves for due in self._due_of(leaf.manifest, leaf.part)]
+
+    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
+        self._check_leaves(node_id, len(coords))
+        found = self.index.holding(node_id, coords)
+        if len(found) > 1:
+            one, two = (leaf.manifest.blob.key for leaf in found[:2])
+            raise CorruptObjectError(
+                f"{one} and {two} both say where chunk {coords} is: leaves of a base must not "
+                "overlap"
+            )
+        return found
+
+    def _check_leaves(self, node_id: bytes, ndim: int) -> None:
+        around = self.index.around(node_id)
+        if around is not None:
+            check_axes(around, ndim)
+
+    def overlay(self, node_id: bytes, after: int = 0, region: Box | None = None) -> Overlay:
+        """The node's overlay of live deltas newer than `after`.
+
+        With a region, rows outside it may be missing.
+        """
+        found = self._known_overlay(node_id, after)
+        if found is not None:
+            return found
+        if region is None:
+            return self._fetch(node_id, {after})[0][after]
+        box = region
+        sources = self._sources(node_id).where(
+            lambda last, of: last > after and of.overlaps(box), box.ndim
+        )
+        return self._fetch_some(node_id, {after}, sources)[0][after]
+
+    def has_leaves(self, node_id: bytes, box: Box) -> bool:
+        """Whether the node's leaves that overlap the box need no fetch."""
+        due = self._due_leaves(self.index.placed_in(node_id, box))
+        return all(self._objects.has(blob, kind) for blob, kind in due)
+
+    def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
+        """The node's tables in the base whose boxes are wanted, without overlays."""
+        due = [leaf for leaf in self.index.placed(node_id) if wanted(leaf.part.box)]
+        loaded = self._objects.load_all(self._due_leaves(due))
+        return [self._leaf(leaf, loaded) for leaf in due]
+
+    def chunks(self, node_id: bytes) -> ChunkTable | None:
+        """All chunks of the node that exist; None if there are none."""
+        due = self.index.placed(node_id)
+        afters = {0, *(leaf.merged for leaf in due)}
+        overlays, loaded = self._fetch(node_id, afters, self._due_leaves(due))
+        tables = [self._leaf(leaf, loaded) for leaf in due]
+        if len(overlays) == 1:
+            return fold(tables, overlays[0])
+        leaves = [
+            Leaf(leaf.part.box, table, overlays[leaf.merged])
+            for leaf, table in zip(due, tables, strict=True)
+        ]
+        return fold_leaves(leaves, overlays[0])
+
+    def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+        """Those of these chunks of the node (int64[n, ndim], n >= 1) that exist.
+
+        Leaves without any of them are not read.
+        """
+        self._check_leaves(node_id, coords.shape[1])
+        due = [
+            leaf
+            for leaf in self.index.placed_in(node_id, Box.around_coords(coords))
+            if ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1).any()
+        ]
+        sources = self._sources(node_id).where(any_at(coords, due), coords.shape[1])
+        afters = {0, *(leaf.merged for leaf in due)}
+        first = self._due_leaves(due)
+        overlays, loaded = self._fetch_some(node_id, afters, sources, first, coords)
+        over = {after: picked(overlay, coords) for after, overlay in overlays.items()}
+        tables = [pick(self._leaf(leaf, loaded), coords) for leaf in due]
+        leaves = [
+            Leaf(leaf.part.box, table, over[leaf.merged])
+            for leaf, table in zip(due, tables, strict=True)
+        ]
+        return fold_leaves(leaves, over[0])
+
+    def chunks_in(
+        self, node_id: bytes, box: Box, without: Collection[Box] = ()
+    ) -> ChunkTable | None:
+        """The node's chunks in the box that exist, except those of leaves with a box in `without`.
+
+        Leaves and deltas without chunks in the box are not read.
+        """
+        self._check_leaves(node_id, box.ndim)
+        placed = self.index.placed_in(node_id, box)
+        due = [leaf for leaf in placed if leaf.part.box not in without]
+        afters = {leaf.merged for leaf in due}
+        if sum(leaf.part.box.shared_size(box) for leaf in placed) < box.size:
+            afters.add(0)  # part of the box is in no leaf
+        elif not due:
+            return None
+        since = min(afters, default=0)
+        sources = [s for s in self._sources(node_id).deciding(box) if s.last > since]
+        overlays, loaded = self._fetch_some(node_id, afters, sources, self._due_leaves(due))
+        over = {after: clipped(overlay, box) for after, overlay in overlays.items()}
+        tables = [within(self._leaf(leaf, loaded), box) for leaf in due]
+        if len(over) == 1 and len(due) == len(placed):
+            return fold(tables, *over.values())
+        leaves = [
+            Leaf(leaf.part.box, table, over[leaf.merged])
+            for leaf, table in zip(due, tables, strict=True)
+        ]
+        outside = over.get(0, Overlay(None, None))
+        rest = rows_in(outside.table, [*without], outside=True)
+        return fold_leaves(leaves, Overlay(None, rest))
+
+    def truncations(self, position: int) -> Mapping[bytes, Coords]:
+        """The truncations of the entry at that position of the read list, by node id."""
+        return self._cuts.get(position, {})
+
+    def touched(self) -> set[bytes]:
+        """Ids of all nodes with chunk tables or truncations in live deltas."""
+        ids: set[bytes] = set()
+        for entry in self.snapshot.deltas:
+            ids.update(part.node_id for part in entry.embedded)
+            ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
+        return ids.union(*self._cuts.values())
+
+
+def opening_kind(ref: BlobRef) -> type[Delta | Digest]:
+    """The type of an object that opening a snapshot needs."""
+    return Digest if ref.key.startswith(DIGESTS) else Delta
+
+
+# --- context --------------------------------------------------------------------------------------
+
+_LOG = logging.getLogger(__name__)
+
+
+class ReadContext(Struct, frozen=True):
+    """One repository, to read.
+
+    Parameters
+    ----------
+    repository_id : str
+        Its id.
+    storage : ReadableStorage
+        Its storage.
+    runtime : Runtime
+        Clock, randomness, threads.
+    objects : ObjectReader
+        Its immutable objects, cached.
+    roots : RootReader
+        Its root.
+    config : Config
+        The saved configuration, overlaid with what was given to `open`.
+    containers : Containers
+        The places outside the repository that virtual chunks may be read from.
+    cache : CacheOptions
+        What may be cached.
+    chunks : ChunkCache or None
+        The cache of chunks, if there is one.
+    """
+
+    repository_id: str
+    storage: ReadableStorage
+    runtime: Runtime
+    objects: ObjectReader
+    roots: RootReader
+    config: Config
+    containers: Containers = field(default_factory=Containers)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    chunks: ChunkCache | None = None
+
+    @classmethod
+    def unshared(
+        cls,
+        repository_id: str,
+        storage: ReadableStorage,
+        runtime: Runtime,
+        config: Config,
+    ) -> ReadContext:
+        """The same repository with empty caches of its own."""
+        objects, roots = ObjectReader(storage, runtime), RootReader(storage, runtime)
+        roots.share(objects, repository_id)
+        return ReadContext(repository_id, storage, runtime, objects, roots, config)
+
+    @property
+    def meter(self) -> Meter:
+        """The meter of everything this process does with the repository."""
+        return self.objects.meter
+
+    def open_view(self, head: BlobRef, base: BlobRef | None = None) -> SnapshotView:
+        """Open a snapshot; `base` is the base it is expected to read, if known."""
+        return SnapshotView.open(self.objects, self.runtime, head, base)
+
+    def open_branch(self, tip: Branch) -> SnapshotView:
+        """Open a branch's head, fetching everything that the branch names in one round."""
+        return SnapshotView.open(self.objects, self.runtime, tip.head, tip.base, tip.ahead)
+
+
+class Context(ReadContext, frozen=True):
+    """One repository, to read and write.
+
+    Parameters
+    ----------
+    storage : Storage
+        Its storage.
+    objects : Objects
+        Its immutable objects, cached; it also writes new ones.
+    roots : Roots
+        Its root, to read and swap.
+    heart : Heart
+        The leases that this process holds.
+    """
+
+    storage: Storage
+    objects: Objects
+    roots: Roots
+    heart: Heart = field(default_factory=Heart)
+
+    @classmethod
+    def of(
+        cls,
+        repository_id: str,
+        storage: Storage,
+        runtime: Runtime,
+        roots: Roots,
+        config: Config,
+        containers: Containers,
+        cache: CacheOptions,
+        *,
+        elsewhere: bool = False,
+    ) -> Context:
+        """The repository, with one cache for all that is read of it.
+
+        `elsewhere` says that the options come from another process: a cache directory that this
+        one cannot use is left out then.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the cache directory cannot be used.
+        """
+        connect()
+        meter = meter_of(storage)
+        try:
+            disk = DiskCache.open(cache, repository_id, runtime, meter)
+        except InvalidArgumentError as error:
+            if not elsewhere:
+                raise
+            _LOG.warning("%s; going on without it", error)
+            disk = None
+        objects = Objects(storage, runtime, cache, disk)
+        roots.share(objects, repository_id)
+        kept = cache.chunk_bytes or (cache.chunks and disk is not None)
+        chunks = ChunkCache(cache, runtime, meter, disk) if kept else None
+        where = repository_id, storage, runtime, objects, roots
+        return cls(*where, config, containers, cache, chunks=chunks)
+
+    def unshared_by(self, runtime: Runtime, options: CacheOptions) -> Context:
+        """The same repository, sharing neither threads nor caches with others."""
+        objects, roots = Objects(self.storage, runtime, options), Roots(self.storage, runtime)
+        return replace(self, runtime=runtime, objects=objects, roots=roots, cache=options)
+
+
+# --- opening and making ------------------------------------------------------------------------
+
+type GivenConfig = Config | Mapping[str, Any] | None
+type Cache = CacheOptions | Mapping[str, Any] | None
+
+_ATTEMPTS: Final = 100
+_MOST_BYTES: Final = 16 * 1024
+"""What the metadata of a repository take at most."""
+
+
+def exists_at(storage: Storage) -> bool:
+    """Whether there is a repository in that storage."""
+    try:
+        storage.head(ROOT_KEY)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
+def create_at(
+    storage: Storage,
+    config: GivenConfig,
+    containers: Containers,
+    cache: Cache,
+    runtime: Runtime,
+    branch: str,
+    authorize: Authorized = (),
+) -> tuple[Context, RootAt]:
+    """Make a repository with one empty snapshot on `branch`; it is open then."""
+    storage = _counted(storage)
+    saved = _overlaid(None, config)
+    options = CacheOptions.of(cache, saved.cache)
+    DiskCache.check(options)
+    containers = containers.with_saved(saved.virtual_containers, authorize)
+    at = create_repository(storage, runtime, Objects(storage, runtime), saved, branch)
+    roots = Roots(storage, runtime)
+    where = at.root.repository_id, storage, runtime, roots, saved, containers, options
+    return Context.of(*where), at
+
+
+def open_at(
+    storage: Storage,
+    config: GivenConfig,
+    containers: Containers,
+    cache: Cache,
+    runtime: Runtime,
+    *,
+    authorize: Authorized = (),
+    elsewhere: bool = False,
+) -> tuple[Context, RootAt]:
+    """The repository in that storage, and its root as it is now.
+
+    `authorize` names the saved containers whose files may be read. `elsewhere` says that the
+    options come from another process: a cache directory that this one cannot use is left out then.
+    """
+    CacheOptions.of(cache)  # faults of an argument are said before anything is read
+    storage = _counted(storage)
+    roots = Roots(storage, runtime)
+    at = roots.read()
+    used = _overlaid(at.root.config, config)
+    options = CacheOptions.of(cache, used.cache)
+    containers = containers.with_saved(used.virtual_containers, authorize)
+    where = at.root.repository_id, storage, runtime, roots, used, containers, options
+    return Context.of(*where, elsewhere=elsewhere), at
+
+
+def save_config(context: Context, config: GivenConfig) -> tuple[Context, Config]:
+    """The context with that configuration, and what is saved in the repository now.
+
+    What is in use may differ from what is saved: both get the change, or none.
+    """
+    given = context.config if config is None else config
+    used = _overlaid(context.config, given)
+
+    def change(root: Root) -> Root:
+        return replace(root, config=_overlaid(root.config, given))
+
+    at = context.roots.update(change, "save config", "", "", _ATTEMPTS)
+    return replace(context, config=used), at.root.config
+
+
+def _overlaid(saved: Config | None, overlay: GivenConfig) -> Config:
+    if isinstance(overlay, Config):
+        return overlay
+    if overlay is None:
+        return Config() if saved is None else saved
+    return Config.from_dict(overlay) if saved is None else saved.overlaid(overlay)
+
+
+def _counted(storage: Storage) -> MeteredStorage:
+    return storage if isinstance(storage, MeteredStorage) else metered(storage, Meter())
+
+
+def metadata_of(root: Root) -> dict[str, Any]:
+    """The metadata; changing what is returned changes nothing else."""
+    return deepcopy(dict(root.metadata))
+
+
+def set_metadata(roots: Roots, metadata: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+    """Swap in a root with that metadata, over what there is if it is to be kept; all of it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it becomes too large; every commit writes it.
+    """
+
+    def change(root: Root) -> Root:
+        new = {**root.metadata, **metadata} if keep else {**metadata}
+        size = len(pack(new))
+        if size > _MOST_BYTES:
+            raise InvalidArgumentError(
+                f"the metadata of the repository would take {size:,} bytes, and {_MOST_BYTES:,} "
+                "are allowed, since every commit writes it; store the rest as attributes of the "
+                "root group"
+            )
+        return replace(root, metadata=new)
+
+    return metadata_of(roots.update(change, "set metadata", "", "", _ATTEMPTS).root)

@@ -1,0 +1,601 @@
+"""Writes at Zarr keys over a snapshot: stores chunk bytes and keeps the changes until a commit.
+
+`node_edits` updates nodes and chunk references; this module decides where bytes go, and who may
+write. Invariants: a chunk is referenced only after its bytes are stored or staged; a copy that was
+not made with `fork` is detected at the commit, or reports what it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Final, cast
+
+import numpy as np
+from msgspec.structs import replace
+
+from zarr_manifests.engine.bulk_chunks import ArrayKeys
+from zarr_manifests.engine.change_set import ChangeSet, ForkState, Owners, Spill
+from zarr_manifests.engine.chunks import sync_parts
+from zarr_manifests.engine.metadata import SessionKeys, create_own
+from zarr_manifests.engine.node_edits import NodeEdits, change_reported, refuse_in_copy
+from zarr_manifests.engine.overlay import OPAQUE, SessionView, check_key, node_path
+from zarr_manifests.engine.packs import Pack, PackWrites, StagedRef, native_ref, native_rows
+from zarr_manifests.engine.view import Context, SnapshotView
+from zarr_manifests.errors import InvalidArgumentError, SessionClosedError, StorageError
+from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Column, InlineRef, NativeRef
+from zarr_manifests.format.manifest import Node, NodeKind
+from zarr_manifests.grid import Box, Coords
+from zarr_manifests.ids import crc32c_of_each
+from zarr_manifests.keys import ArrayMeta, check_inside, document_path, split
+from zarr_manifests.planning.merge import rearranged
+from zarr_manifests.planning.regions import Places, moves_of, plan_move, reindexed, shifted
+from zarr_manifests.runtime import ForkSafeLock, forks_made
+
+UNKNOWN: Final = "whether its last commit took effect is not known"
+"""Why a workspace is closed whose commit was interrupted, or whose answer was lost."""
+
+INTERRUPTED: Final = "a write was interrupted and may be incomplete; write again in a new session"
+"""Why a workspace is closed in which an interrupt, such as Ctrl-C, came into a write."""
+
+type TipCheck = Callable[[SnapshotView], None]
+"""Checks a tip that has moved; raises `ConflictError` if the changes must not go on top of it."""
+
+
+class Workspace:
+    """What a store writes to: a snapshot with changes over it. Thread-safe.
+
+    Parameters
+    ----------
+    context : Context
+        The repository.
+    view : SnapshotView
+        The snapshot.
+    keys : SessionKeys
+        Names new objects.
+    origin : ForkState, optional
+        The state this workspace was revived from, if it is a copy; it continues its changes.
+
+    Attributes
+    ----------
+    contents : SessionView
+        The snapshot with the changes over it, to read.
+    edits : NodeEdits
+        Makes the changes.
+    most_packed : int
+        Size of the largest chunk stored in a pack; larger chunks are written at once.
+    pid : int
+        The process that owns the session; in a child of `os.fork` the workspace is a copy.
+    pickled : bool
+        Whether copies were made by pickling a store instead of by `fork`.
+    token : str or None
+        The session's open token, if its copies report what they change (`merge_forks`).
+    frozen : ChangeSet or None
+        The changes when the first reporting copy was made; None if there is none.
+    owners : Owners
+        Which copy each merged change came from.
+    tip_checks : list of TipCheck
+        What a tip has to pass before the changes are put on top of it.
+    closed : str or None
+        Why the workspace takes no more writes; None if it does.
+    landing : bool
+        Whether a commit of the changes has begun that neither failed nor was moved on from.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        view: SnapshotView,
+        keys: SessionKeys,
+        origin: ForkState | None = None,
+    ) -> None:
+        self.context, self.storage, self.runtime = context, context.storage, context.runtime
+        self._inline_chunk_bytes = context.config.inline_chunk_bytes
+        self.most_packed = max(self._inline_chunk_bytes, context.config.pack_chunk_bytes)
+        self.origin = origin
+        self.closed: str | None = None
+        self._writes = PackWrites(self.storage, self.runtime)
+        self.token: str | None = None
+        self.contents = SessionView(context, view, keys)
+        self.edits = NodeEdits(self.contents)
+        self.start_at(view, keys)
+        if origin is not None:
+            self.token = None if origin.explicit else origin.token
+            changes = replace(origin.after.copy(), spill=self.contents.changes.spill)
+            self.contents.rebase(view, changes)
+
+    @property
+    def lock(self) -> ForkSafeLock:
+        """Guards the changes."""
+        return self.contents.lock
+
+    @property
+    def keys(self) -> SessionKeys:
+        """Names new objects."""
+        assert self.contents.keys is not None
+        return self.contents.keys
+
+    def start_at(self, view: SnapshotView, keys: SessionKeys) -> None:
+        """Start from this snapshot, without changes."""
+        spill = Spill(self.context.objects, keys, self.context.config.spill_refs)
+        self.contents.start_at(view, keys, ChangeSet(spill=spill))
+        self.edits.begin_anew()
+        self.pid = os.getpid()
+        self._forks_before = forks_made()
+        self._noticeable_in: int | None = None
+        self.pickled = False
+        self.frozen: ChangeSet | None = None
+        self.owners = Owners()
+        self.tip_checks: list[TipCheck] = []
+        self.landing = False  # last: the changes are others now
+
+    def check_tip(self, tip: SnapshotView) -> None:
+        """Raise `ConflictError` if the changes must not be put on top of this tip."""
+        for check in self.tip_checks:
+            check(tip)
+
+    def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
+        """Replace the snapshot and the changes; new objects keep using the session's keys."""
+        self.contents.rebase(view, changes)
+        self.edits.packs.relocate(changes)
+
+    @property
+    def copied(self) -> bool:
+        """Whether other processes may have copies that were not made with `fork`."""
+        return self.pickled or self._forks_before != forks_made()
+
+    @property
+    def is_first_pickle(self) -> bool:
+        """Whether a copy made by pickling now is the first that needs to be merged."""
+        return self.origin is None and self.token is None and not self.pickled
+
+    def set(self, key: str, data: bytes | memoryview, *, in_loop: bool = False) -> None:
+        """Write `data` at the key; a memoryview must be larger than `most_packed`.
+
+        `in_loop` says that the caller is an event loop, which must not block on an upload.
+        """
+        self._before_change(check_inside(key))
+        path = document_path(key)
+        if self.reports:
+            change_reported(self, key, path, data)
+            return
+        if path is not None and self.edits.set_document(path, key, data):
+            return
+        while True:
+            ref = self._place(data)
+            if isinstance(ref, NativeRef):
+                self.runtime.checkpoint("chunks.create")
+                create_own(self.storage, ref.key, data, durable=False)
+            elif isinstance(ref, StagedRef):
+                if self._writes.some_ended:
+                    self._take_back()
+                with self.lock:  # taken once for most chunks, since writers wait for it
+                    pack = self.edits.packs.full(self.contents.changes, len(data))
+                    if pack is None and self._record(key, path, ref, data):
+                        return
+                if pack is not None:
+                    self.runtime.checkpoint("chunks.create")
+                    self._write_full(pack, in_loop)
+            if self._record(key, path, ref, data):
+                return
+
+    def set_chunks(
+        self,
+        keys: Sequence[str],
+        at: ArrayKeys,
+        chunks: Sequence[bytes | memoryview | None],
+        *,
+        in_loop: bool = False,
+    ) -> None:
+        """Write chunks of an array at the keys, or delete those that are None; all or none.
+
+        None of the keys is given twice. A memoryview must be larger than `most_packed`. Chunks that
+        share packs are at most `pack-bytes` together.
+        """
+        self._before_change(keys[0])
+        packed = [data for data in chunks if data is not None]
+        lengths = np.fromiter(map(len, packed), np.int64, len(packed))
+        if (
+            len(packed) == len(chunks)
+            and 2 * int(lengths.sum()) >= self.context.config.pack_bytes
+            and self._inline_chunk_bytes < int(lengths.min())
+            and int(lengths.max()) <= self.most_packed
+        ):
+            order = np.lexsort(at.coords.T[::-1]).tolist()  # as packs are
+            packed, lengths = [packed[i] for i in order], lengths[order]
+            checksums = crc32c_of_each(packed)
+            self.set_pack(
+                [keys[i] for i in order], at.part(order), b"".join(packed), checksums, lengths
+            )
+            return
+        while True:
+            refs = [None if data is None else self._place(data) for data in chunks]
+            staged = 0
+            for data, ref in zip(chunks, refs, strict=True):
+                if isinstance(ref, NativeRef) and data is not None:
+                    self.runtime.checkpoint("chunks.create")
+                    create_own(self.storage, ref.key, data, durable=False)
+                elif isinstance(ref, StagedRef):
+                    staged += ref.length
+            if self._writes.some_ended:
+                self._take_back()
+            pack = None
+            if staged:
+                with self.lock:
+                    pack = self.edits.packs.full(self.contents.changes, staged)
+            if pack is not None:
+                self.runtime.checkpoint("chunks.create")
+                self._write_full(pack, in_loop)
+            with self.lock:
+                self.check_open()  # again, now that the chunks are stored
+                if self.contents.guarded(partial(self._note_all, keys, at, refs)):
+                    return
+
+    def set_pack(
+        self,
+        keys: Sequence[str],
+        at: ArrayKeys,
+        data: bytes | memoryview,
+        checksums: Column,
+        lengths: Column | None = None,
+    ) -> None:
+        """Write small chunks of an array as a pack of their own, in C order; all or none.
+
+        `data` is theirs, one after another; without `lengths` they are of the same length.
+        """
+        self._before_change(keys[0])
+        if lengths is None:
+            lengths = np.full(len(keys), len(data) // len(keys))
+        while True:
+            name = self.edits.new_chunk_key()
+            self.runtime.checkpoint("chunks.create")
+            create_own(self.storage, name, data, durable=False)
+            table = native_rows(name, at.coords, lengths, checksums)
+            with self.lock:
+                self.check_open()  # again, now that the chunks are stored
+                if table.sources[0] != self.keys.session_id:
+                    continue  # a commit came in between, as in `_record`
+                self.contents.changes.unsynced.append(name)
+                if at.stamp is self.contents.stamp:
+                    self.contents.changes.put_beside(at.node.node_id, table)
+                else:
+                    for row, key in enumerate(keys):
+                        self.edits.put(key, cast(NativeRef, table.ref(row)))
+                return
+
+    def check_open(self) -> None:
+        """Refuse changes if the session is closed: no commit would have them.
+
+        Raises
+        ------
+        SessionClosedError
+            If it is closed.
+        """
+        if self.closed is not None:
+            raise SessionClosedError(f"the session is closed: {self.closed}")
+
+    def _note_all(
+        self, keys: Sequence[str], at: ArrayKeys, refs: Sequence[ChunkRef | None]
+    ) -> bool:
+        """Record stored chunks; False if a commit came in between, as in `_record`."""
+        native = [ref for ref in refs if isinstance(ref, NativeRef)]
+        if any(ref.source != self.keys.session_id for ref in native):
+            return False
+        self.contents.changes.unsynced += [ref.key for ref in native]
+        if at.stamp is self.contents.stamp:
+            coords = map(tuple, at.coords.tolist())
+            self.edits.put_all(at.node, dict(zip(coords, refs, strict=True)))
+            return True
+        for key, ref in zip(keys, refs, strict=True):
+            if ref is None:
+                self.delete(key)
+            else:
+                self.edits.put(key, ref)
+        return True
+
+    async def set_async(self, key: str, data: bytes) -> None:
+        """Like `set`, for an event loop: only the chunk's upload is awaited."""
+        self._before_change(check_inside(key))
+        path = document_path(key)
+        if self.reports:
+            await asyncio.to_thread(change_reported, self, key, path, data)
+            return
+        if path is not None and self.edits.set_document(path, key, data):
+            return
+        while True:
+            ref = self._place(data)
+            if isinstance(ref, NativeRef):
+                if not await self.storage.create_async(ref.key, data, durable=False):
+                    await asyncio.to_thread(create_own, self.storage, ref.key, data, durable=False)
+            elif isinstance(ref, StagedRef):
+                with self.lock:
+                    pack = self.edits.packs.full(self.contents.changes, ref.length)
+                if pack is not None:
+                    try:
+                        await pack.write_async(self.storage)
+                    finally:
+                        self._settle(pack)
+            if self._record(key, path, ref, data):
+                return
+
+    def _before_change(self, key: str) -> None:
+        """Refuse an invalid key; mark the first change of a copy that was not made with `fork`.
+
+        The changes of a pickled store or a child of `os.fork` are lost unless they are merged. The
+        first change writes an empty object under the copy's id, so that the session's commit
+        detects it.
+        """
+        check_key(key)
+        process = os.getpid()
+        if self._unasked and self.token is None and self._noticeable_in != process:
+            self._noticeable_in = process
+            self.storage.create(self.keys.next("chunks"), b"")
+        forked = self.frozen is None and self._forks_before != forks_made()
+        if forked and self.token is not None and not self._unasked:
+            with self.lock:  # a child may report; it does not see later changes
+                self.flush()
+                self.frozen = self.contents.changes.copy()
+
+    @property
+    def _unasked(self) -> bool:
+        """Whether it is a copy that was not made with `fork`."""
+        return self.pid != os.getpid() if self.origin is None else not self.origin.explicit
+
+    @property
+    def reports(self) -> bool:
+        """Whether it is a copy that reports its changes to its session."""
+        return self.token is not None and self._unasked
+
+    def _write_full(self, pack: Pack, in_loop: bool) -> None:
+        """Write a pack; for an event loop in the background, if that is faster.
+
+        Writer threads run in parallel, and the others continue while one writes a pack. For them a
+        background thread would only add contention for the GIL.
+        """
+        if in_loop and self._writes.pays and self._has_begun(pack):
+            return
+        try:
+            pack.write(self.storage, durable=False)
+        finally:
+            self._settle(pack)
+
+    def _has_begun(self, pack: Pack) -> bool:
+        """Whether a background thread has taken the pack; False if no thread can be started."""
+        try:
+            with self.lock:
+                due = self._writes.begin(pack)
+        except RuntimeError:
+            return False
+        if due is not None:
+            wait([due])
+        self._take_back()
+        return True
+
+    def _take_back(self, *, all_of_them: bool = False) -> None:
+        """Settle packs that were written in the background.
+
+        Raises
+        ------
+        StorageError
+            If a write failed; the pack's chunks are staged again and go into another
+            pack.
+        """
+        with self.lock:
+            taken = self._writes.take(all_of_them=all_of_them)
+            ended = [(*each, self.edits.packs.has_some_of(each[0])) for each in taken]
+            self._settle(*(pack for pack, _, _ in ended))
+        for _, done, wanted in ended:
+            if wanted:
+                done.result()
+
+    def _settle(self, *packs: Pack) -> None:
+        with self.lock:
+            for pack in packs:
+                self.edits.packs.settle(pack, self.contents.changes)
+
+    @contextmanager
+    def packed(self) -> Iterator[tuple[ChangeSet, Sequence[Pack]]]:
+        """The changes without staged chunks, and the packs to write for them.
+
+        At the end of the block, written packs are settled; the chunks of the others stay staged.
+        The lock is held for the whole block.
+        """
+        with self.lock:
+            # Chunks of failed background writes are staged again, and written now.
+            with suppress(StorageError):
+                self._take_back(all_of_them=True)
+            packs = self.edits.packs.all(self.contents.changes)
+            try:
+                yield self.edits.packs.settled(packs, self.contents.changes), packs
+            finally:
+                self._settle(*packs)
+
+    def flush(self) -> None:
+        """Write all staged chunks, so that other processes can read them; not durable."""
+        with self.packed() as (_, packs):
+            self.runtime.parallel(
+                [partial(pack.write, self.storage, durable=False) for pack in packs]
+            )
+
+    def make_durable(self, inherited: Container[str]) -> None:
+        """Make the chunk objects durable that were written, except the inherited ones.
+
+        Whoever commits the changes then need not know their keys.
+        """
+        changes, session_id = self.contents.changes, self.keys.session_id
+        due = [key for key in changes.unsynced if key not in inherited]
+        self.runtime.parallel([partial(self.storage.sync, part) for part in sync_parts(due)])
+        changes.unsynced = [key for key in changes.unsynced if key in inherited]
+        if due:
+            changes.durable[session_id] = changes.durable.get(session_id, 0) + len(due)
+
+    def _place(self, data: bytes | memoryview) -> ChunkRef:
+        if len(data) <= self._inline_chunk_bytes:
+            return InlineRef(bytes(data))
+        if len(data) <= self.most_packed:
+            return StagedRef.of(bytes(data))
+        return native_ref(self.edits.new_chunk_key(), data)
+
+    def _record(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
+        """Record a stored chunk; False if a commit came in between and it must be stored again.
+
+        A commit gives the session a new id, and the next commit takes only objects under that id. A
+        staged chunk has no key yet. A `.zattrs` may have become a document since, if its array was
+        created meanwhile.
+        """
+        with self.lock:
+            if path is not None and self.edits.set_document(path, key, data):
+                return True
+            if isinstance(ref, NativeRef):
+                if ref.source != self.keys.session_id:
+                    return False
+                self.contents.changes.unsynced.append(ref.key)
+            self.edits.put(key, ref)
+            return True
+
+    def delete(self, key: str) -> None:
+        """Remove what is at the key, if anything."""
+        self._before_change(key)
+        path, name = document_path(key), split(key)[1]
+        if self.reports:
+            change_reported(self, key, path, None)
+            return
+        with self.lock:
+            node = self.contents.node(path) if path is not None else None
+            if path is not None and node is not None and name in node.documents:
+                documents = self.edits.documents(path)
+                del documents[name]
+                self.edits.settle_node(path, documents, name)
+                return
+            chunk = self.contents.chunk_at(key)
+            if chunk is not None:
+                self.edits.unset(*chunk)
+            elif self.contents.node(OPAQUE + key) is not None:
+                self.edits.drop(OPAQUE + key)
+
+    def delete_below(self, prefix: str) -> None:
+        """Remove every key below the directory `prefix`, which ends with / or is empty."""
+        self._before_change(prefix)
+        if self.reports:
+            refuse_in_copy(f"what is below {prefix!r} cannot be removed")
+        with self.lock:
+            top = prefix.removesuffix("/")
+            for path, node in self.contents.within(top).items():
+                if node.kind is not NodeKind.OPAQUE or path[1:].startswith(prefix):
+                    self.edits.drop(path)
+            for node in self.contents.above(top):
+                if node.array is not None:
+                    for key in list(self.contents.chunk_keys(node, node.array)):
+                        if key.startswith(prefix):
+                            self.delete(key)
+
+    def put_table(self, path: str, grid: Box, table: ChunkTable) -> None:
+        """Set a table of refs on the array at `path`, whose grid must be `grid`.
+
+        Raises
+        ------
+        NotFoundError
+            If the array no longer exists.
+        """
+        self._before_change(path)
+        if self.reports:
+            refuse_in_copy(f"many refs of /{path} cannot be set at once")
+        with self.lock:
+            node = self.contents.array_at(path)
+            if node.array is None or node.array.grid != grid:
+                raise InvalidArgumentError(
+                    f"/{path} was changed by another thread meanwhile; set the refs again"
+                )
+            self._settle_staged(node)
+            self.contents.changes.put_table(node.node_id, table)
+
+    def settled_chunks(self, node: Node) -> ChunkTable | None:
+        """All chunks of the node, after writing staged ones: a table would store those inline.
+
+        Callers of this and of `put_chunks` hold the lock.
+        """
+        self._settle_staged(node)
+        return self.contents.chunks(node)
+
+    def _settle_staged(self, node: Node) -> None:
+        staged = self.contents.changes.chunks.get(node.node_id, {}).values()
+        if any(isinstance(ref, StagedRef) for ref in staged):
+            self.flush()
+
+    def put_chunks(self, node: Node, table: ChunkTable | None) -> None:
+        """Replace all chunks of the array, which has at least one axis."""
+        changes = self.contents.changes
+        changes.forget(node.node_id)
+        if table is not None:
+            changes.put_table(node.node_id, table)
+        if self.edits.is_stored(node):
+            assert node.array is not None
+            changes.truncated[node.node_id] = (0,) * len(node.array.shape)
+
+
+# --- moving nodes and chunks, without touching a byte of any chunk -------------------------------
+#
+# A node's chunks are known by its id, so a move changes paths only: the node and all that lies
+# below it, opaque entries too, get new paths and keep their ids. Shifting and reindexing an array
+# give its chunk refs new coordinates: everything stored is cut off, and the refs are recorded anew
+# at their new places, so that whoever wrote to the array meanwhile is in conflict.
+
+
+def move_node(workspace: Workspace, old: str, new: str) -> None:
+    """Give the node at `old`, and all below it, its place at `new`."""
+    old, new = node_path(old), node_path(new)
+    with workspace.lock:
+        above = {node.path: node for node in workspace.contents.above(new)}
+        near = above | workspace.contents.within(old) | workspace.contents.within(new)
+        workspace.edits.move(plan_move(near, old, new))
+
+
+def shift_chunks(workspace: Workspace, path: str, offset: Iterable[int]) -> None:
+    """Move all chunks of an array by that many chunks along each axis."""
+    with workspace.lock:
+        node, meta = _array(workspace, path)
+        steps = _steps(offset)
+        if steps is None or len(steps) != len(meta.shape):
+            raise InvalidArgumentError(
+                f"/{node.path} has {len(meta.shape)} axes: give a whole number of chunks for each, "
+                f"not {offset!r}"
+            )
+        table = workspace.settled_chunks(node)
+        if table is not None and any(steps):
+            keep, coords = shifted(table.coords(), steps, meta.grid.hi)
+            workspace.put_chunks(node, rearranged(table, keep, coords))
+
+
+def _steps(offset: object) -> Coords | None:
+    """The whole numbers of an offset; None if it is something else."""
+    steps = tuple(offset) if isinstance(offset, Iterable) else (None,)
+    whole = (isinstance(s, int | np.integer) and not isinstance(s, bool) for s in steps)
+    return tuple(map(int, steps)) if all(whole) else None
+
+
+def reindex_chunks(
+    workspace: Workspace,
+    path: str,
+    places: Places,
+) -> None:
+    """Move the chunks of an array to where `places` says."""
+    with workspace.lock:
+        node, meta = _array(workspace, path)
+        table = workspace.settled_chunks(node)
+        before = np.zeros((0, len(meta.shape)), np.int64) if table is None else table.coords()
+        name = f"/{node.path}"
+        keep, coords = reindexed(before, moves_of(places, before, name), meta.grid, name)
+        if table is not None and not (keep.all() and (coords == before).all()):
+            workspace.put_chunks(node, rearranged(table, keep, coords))
+
+
+def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
+    node = workspace.contents.array_at(node_path(path))
+    assert node.array is not None
+    if not node.array.shape:
+        raise InvalidArgumentError(f"/{node.path} is a scalar: its chunk cannot be moved")
+    return node, node.array

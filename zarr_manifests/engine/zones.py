@@ -1,0 +1,388 @@
+"""A branch's indexes: their directory, and zone maps of arrays in a snapshot, found or absent.
+
+Entries of recent commits are in objects that live deltas and runs name; those of older chunks in
+pages, which the branch's index directory leads to. Invariant: whatever cannot be read counts as
+absent, so a query reads more chunks. Which entries count is judged by addresses (`planning`);
+only for `paged_leaves` do leaves and live deltas say it.
+
+Pages of zone maps: made for new leaves, and kept in the index of a branch
+--------------------------------------------------------------------------
+
+A compaction has the table of each new leaf at hand, so entries whose addresses are in it go to the
+leaf's page, whether they come from commits or from pages of older leaves. Invariants: an array
+without entries costs no request; entries of one leaf are in memory at a time; what cannot be read
+counts as absent; the swap that installs pages reads the branch's index again at every attempt.
+
+A compaction calls `with_zones` in the swap that installs its leaves. A commit writes no leaves.
+Each branch of the root refers to a directory, or to none. The directory refers to pages of zone
+maps. These are reachable, and nothing else under `indexes/` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from zarr_manifests.engine.epochs import fenced
+from zarr_manifests.engine.metadata import SessionKeys, Upload
+from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
+from zarr_manifests.errors import (
+    CorruptObjectError,
+    NotFoundError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.manifest import ManifestRef, Node
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.root import Branch, Root
+from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.format.zone_maps import (
+    Bounds,
+    IndexDirectory,
+    ZonePage,
+    ZonePages,
+    Zones,
+    ZoneTable,
+)
+from zarr_manifests.grid import Box, corners
+from zarr_manifests.planning.conflict import Writer, admission
+from zarr_manifests.planning.garbage import parts
+from zarr_manifests.planning.leaves import PlacedLeaf
+from zarr_manifests.planning.live_deltas import has_changes
+from zarr_manifests.planning.meaning import Meaning, merged, taken, valid
+from zarr_manifests.planning.merge import take
+
+UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
+"""What an index that cannot be read raises."""
+
+
+def index_pointer(context: ReadContext, branch: str | None = None) -> BlobRef | None:
+    """The index directory of the branch (default `main`), as of the newest root seen.
+
+    It is valid for any snapshot: another branch's index has fewer entries for it, never wrong ones.
+    """
+    name = "main" if branch is None else branch
+    tip = context.roots.with_branch(context.roots.latest.root, name).branches.get(name)
+    return None if tip is None else tip.index
+
+
+def index_directory(context: ReadContext, pointer: BlobRef | None) -> IndexDirectory:
+    """The directory at the pointer; an empty one if it cannot be read."""
+    return usable(context, pointer, IndexDirectory) or IndexDirectory({})  # it can be rebuilt
+
+
+def usable[T: (Zones, ZonePages, IndexDirectory)](
+    context: ReadContext, ref: BlobRef | None, kind: type[T]
+) -> T | None:
+    """What lies at the pointer; None if there is none, or if it cannot be read."""
+    if ref is None:
+        return None
+    try:
+        return context.objects.load(ref, kind)
+    except UNUSABLE:
+        return None
+
+
+class KnownZones(Struct, frozen=True):
+    """The zone maps of a snapshot, by node; still packed.
+
+    Parameters
+    ----------
+    context : ReadContext
+        The repository.
+    recent : tuple of Zones
+        Those of live deltas and runs, oldest first.
+    pointers : mapping of bytes to BlobRef
+        Pointers to the lists of pages of older ones, by node.
+    """
+
+    context: ReadContext
+    recent: tuple[Zones, ...] = ()
+    pointers: Mapping[bytes, BlobRef] = {}
+
+    @classmethod
+    def of(
+        cls,
+        context: ReadContext,
+        entries: Iterable[DeltaEntry],
+        index: BlobRef | None = None,
+    ) -> KnownZones:
+        """Those of these deltas and runs, and in pages those of an index; fetched in one round."""
+        calls: list[Callable[[], IndexDirectory | Zones | None]] = [
+            partial(index_directory, context, index),
+            *(partial(usable, context, entry.zones, Zones) for entry in entries),
+        ]
+        directory, *loaded = context.runtime.parallel(calls)
+        assert isinstance(directory, IndexDirectory)
+        recent = tuple(zones for zones in loaded if isinstance(zones, Zones))
+        return cls(context, recent, directory.zones)
+
+    def pages(self, node_id: bytes) -> ZonePages | None:
+        """The list of the node's pages; None if there is none, or if it cannot be read."""
+        return usable(self.context, self.pointers.get(node_id), ZonePages)
+
+    def recent_of(self, node_id: bytes, box: Box | None = None) -> Iterator[ZoneTable]:
+        """Those of the node in live deltas and runs, one at a time; with a box, those near it."""
+        for zones in self.recent:
+            yield from zones.of_node(node_id, box)
+
+    def near(self, node_id: bytes, box: Box) -> Iterator[ZoneTable]:
+        """Those with entries of the node that may be in the box.
+
+        Those in pages are last, since chunks may have been measured again.
+        """
+        yield from self.recent_of(node_id, box)
+        pages = self.pages(node_id)
+        if pages is not None:
+            yield from read_pages(self.context, pages, pages.near(box)).values()
+
+    def counting(
+        self, node: Node, table: ChunkTable, newer: Iterable[ZoneTable] = ()
+    ) -> ZoneTable | None:
+        """The entries that count for the chunks in a table of the node, in its box.
+
+        Also those in `newer`. None if there are none.
+        """
+        meaning = Meaning.of(node.documents)
+        found = []
+        for zones in chain(self.near(node.node_id, table.box), newer):
+            if zones.meaning == meaning.digest and meaning.compares(zones.bounds.low.dtype):
+                kept = taken(zones, valid(zones, table))
+                found += [] if kept is None else [kept]
+        if not found:
+            return None
+        whole = merged(found)
+        return replace(whole, addresses=take(whole.addresses, np.arange(len(whole)), table.box))
+
+
+def zones_of(
+    context: ReadContext,
+    view: SnapshotView,
+    node_ids: Collection[bytes],
+    branch: str | None = None,
+) -> KnownZones:
+    """The zone maps of the snapshot, and the lists of pages of these arrays, in two rounds.
+
+    It uses the index of the branch, or of `main` if none is given.
+    """
+    found = KnownZones.of(context, view.snapshot.deltas, index_pointer(context, branch))
+    context.runtime.parallel([partial(found.pages, node_id) for node_id in node_ids])
+    return found
+
+
+def read_pages(
+    context: ReadContext, pages: ZonePages, which: Sequence[int]
+) -> Mapping[int, ZoneTable]:
+    """The entries of these pages, by position, in one round, without pages that cannot be read."""
+    blobs = {pages.pages[i].blob.key: pages.pages[i].blob for i in which}
+    loads = [partial(usable, context, ref, Zones) for ref in blobs.values()]
+    loaded = dict(zip(blobs, context.runtime.parallel(loads), strict=True))
+    found: dict[int, ZoneTable] = {}
+    for i in which:
+        page, zones = pages.pages[i], loaded[pages.pages[i].blob.key]
+        table = None if zones is None else zones.at(page.position)
+        said = pages.meaning, page.box, page.count
+        if table is not None and (table.meaning, table.box, len(table)) == said:
+            found[i] = table
+    return found
+
+
+class PagedLeaves(Struct, frozen=True):
+    """Leaves of a region whose pages have an entry for each of their chunks, and no other entry.
+
+    No live delta changes a chunk of these leaves in the region.
+
+    Parameters
+    ----------
+    boxes : tuple of Box
+        The boxes of the leaves.
+    pages : tuple of int
+        The positions of their pages.
+    summed : frozenset of int
+        Those of leaves that lie in the region.
+    summed_bytes : int
+        The stored bytes of these leaves.
+    """
+
+    boxes: tuple[Box, ...] = ()
+    pages: tuple[int, ...] = ()
+    summed: frozenset[int] = frozenset()
+    summed_bytes: int = 0
+
+
+def paged_leaves(
+    view: SnapshotView, node_id: bytes, region: Box, pages: Sequence[ZonePage]
+) -> PagedLeaves:
+    """Which leaves of the region need not be read, since pages say what chunks they have."""
+    of_leaf = {
+        (page.leaf, page.box): i
+        for i, page in enumerate(pages)
+        if page.complete and page.leaf is not None
+    }
+    found: list[tuple[PlacedLeaf, int]] = []
+    for leaf in view.index.placed_in(node_id, region):
+        blob = leaf.manifest.blob
+        mine = of_leaf.get(((blob.key, blob.crc32c), leaf.part.box))
+        if mine is not None and pages[mine].count == leaf.part.count:
+            found.append((leaf, mine))
+    boxes, due, summed, nbytes = list[Box](), list[int](), set[int](), 0
+    # The oldest first, which fetches what the others need.
+    overlays = {
+        merged: view.overlay(node_id, merged, region)
+        for merged in sorted({leaf.merged for leaf, _ in found})
+    }
+    for leaf, mine in found:
+        box = leaf.part.box
+        if has_changes(overlays[leaf.merged], box.shared(region)):
+            continue
+        boxes.append(box)
+        if box.shared_size(region) == box.size:
+            summed.add(mine)
+            nbytes += leaf.nbytes
+        due.append(mine)
+    return PagedLeaves(tuple(boxes), tuple(due), frozenset(summed), nbytes)
+
+
+# --- pages of new leaves ------------------------------------------------------------------------
+
+
+_OBJECT_BYTES: Final = 1 << 20
+_ATTEMPTS: Final = 100
+
+type LeafZones = tuple[bytes, BlobRef | None, ZoneTable, bool]
+"""Node id, the leaf's manifest, its entries, and whether each of its chunks has one.
+
+Without a manifest, the entries are of chunks in no leaf.
+"""
+
+
+def write_pages(
+    context: Context, keys: SessionKeys, leaves: Iterable[LeafZones]
+) -> dict[bytes, ZonePages]:
+    """Write a page for the entries of each leaf; return the pages by node."""
+    made: dict[bytes, ZonePages] = {}
+    due = [(zones.pack(), *leaf) for leaf in leaves for zones in [leaf[2]]]
+    for group in parts(due, lambda one: len(one[0]), _OBJECT_BYTES):
+        packed = tuple((node_id, len(zones), data) for data, node_id, _, zones, _ in group)
+        upload = Upload(keys.next("indexes"), Zones(packed).encode())
+        context.objects.create(upload.key, upload.data)
+        for position, (_, node_id, blob, zones, complete) in enumerate(group):
+            leaf = None if blob is None else (blob.key, blob.crc32c)
+            page = ZonePage(zones.box, leaf, len(zones), complete, upload.ref, position)
+            add_pages(made, node_id, ZonePages(zones.meaning, (page,), zones.bounds.around()))
+    return made
+
+
+def add_pages(pages: dict[bytes, ZonePages], node_id: bytes, more: ZonePages) -> None:
+    """Add pages of a node, which have one meaning."""
+    old = pages.get(node_id)
+    pages[node_id] = more if old is None else _joined([old, more])
+
+
+def _joined(parts: Sequence[ZonePages]) -> ZonePages:
+    pages = tuple(page for part in parts for page in part.pages)
+    return ZonePages(parts[0].meaning, pages, Bounds.joined([part.bounds for part in parts]))
+
+
+def _still(
+    node_id: bytes, old: ZonePages, more: ZonePages | None, live: Collection[tuple[bytes, str, int]]
+) -> ZonePages | None:
+    """The older pages of a node that new ones do not replace; None if there are none.
+
+    The page of a leaf replaces the one before, and those of chunks in no leaf that lie in its box.
+    If there are new ones of chunks in no leaf, they replace all such.
+    """
+    new = () if more is None else more.pages
+    leaves = {(page.leaf, page.box) for page in new if page.leaf is not None}
+    lo, hi = corners([box for _, box in leaves], old.pages[0].box.ndim)
+    keep = []
+    for page in old.pages:
+        if page.leaf is not None:
+            keep.append((node_id, *page.leaf) in live and (page.leaf, page.box) not in leaves)
+        else:
+            inside = ((lo <= page.box.lo) & (page.box.hi <= hi)).all(axis=1).any()
+            keep.append(not inside and all(one.leaf is not None for one in new))
+    pages = tuple(page for page, stays in zip(old.pages, keep, strict=True) if stays)
+    return ZonePages(old.meaning, pages, old.bounds.take(np.array(keep))) if pages else None
+
+
+# --- the index of a branch ----------------------------------------------------------------------
+
+
+def with_zones(
+    context: ReadContext,
+    branch: Branch,
+    keys: SessionKeys,
+    changed: Collection[bytes],
+    manifests: Iterable[ManifestRef],
+    nodes: Mapping[bytes, Node],
+    zones: Mapping[bytes, ZonePages],
+) -> tuple[Branch, list[Upload]]:
+    """Add pages of zone maps, by node, to the branch's index.
+
+    Of the nodes in `changed`, which have new leaves, and those without leaves, it keeps the older
+    pages that no new page replaces, if they are of leaves that are still live, or of none. Arrays
+    that are not among `nodes`, those of its head, lose their pages. `manifests` are those of its
+    base. Returns the branch, and the objects to upload, of which the directory is the last.
+    """
+    paged, uploads = dict(index_directory(context, branch.index).zones), list[Upload]()
+    live = {
+        (part.node_id, ref.blob.key, ref.blob.crc32c) for ref in manifests for part in ref.parts
+    }
+    stay = {node_id for node_id, _, _ in live}.difference(changed)
+    for node_id in sorted({*zones, *(paged.keys() - stay)}):
+        more, node = zones.get(node_id), nodes.get(node_id)
+        old = usable(context, paged.pop(node_id, None), ZonePages)
+        still = None if old is None else _still(node_id, old, more, live)
+        both = [one for one in (more, still) if one is not None]
+        if node is None or not both:
+            continue
+        digest = Meaning.of(node.documents).digest
+        meaning = digest if any(one.meaning == digest for one in both) else both[0].meaning
+        listed = _joined([one for one in both if one.meaning == meaning])
+        uploads.append(Upload(keys.next("indexes"), listed.encode()))
+        paged[node_id] = uploads[-1].ref
+    uploads.append(Upload(keys.next("indexes"), IndexDirectory(paged).encode()))
+    return replace(branch, index=uploads[-1].ref.bare()), uploads
+
+
+def add_to_index(
+    context: Context,
+    branch: str,
+    view: SnapshotView,
+    keys: SessionKeys,
+    operation: str,
+    zones: Mapping[bytes, ZonePages],
+) -> None:
+    """Swap in the branch with these pages of zone maps, by node, in its index.
+
+    `view` is the head that they were made on.
+
+    Raises
+    ------
+    FencedError
+        If a collection has shut this out.
+    NotFoundError
+        If the branch was deleted.
+    """
+
+    def change(root: Root) -> Root:
+        if admission(root, Writer(keys.start)) is not None:
+            raise fenced(root, keys.start, f"{operation!r}", "Nothing was changed; do it again")
+        tip = root.branches.get(branch)
+        if tip is None:
+            raise NotFoundError(f"{operation}: branch {branch!r} was deleted; nothing was added")
+        now = view if tip.head.key == view.ref.key else context.open_branch(tip)
+        moved, uploads = with_zones(context, tip, keys, (), now.manifests, now.by_id, zones)
+        creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
+        context.runtime.parallel(creates)
+        return replace(root, branches={**root.branches, branch: moved})
+
+    context.roots.update(change, operation, branch, "", _ATTEMPTS)

@@ -1,0 +1,567 @@
+"""What commits have changed, as records and as cells: of each commit, or of a range of them.
+
+A `NodeTable` follows the nodes from commit to commit, so that every chunk table finds the path and
+grid that its array has at that commit. Only the commits' own deltas are read.
+
+The records of one commit come in the order in which they take effect: changes of nodes, then
+truncations, then chunks. For a range (`Net`) the deltas of each node are merged, newest wins, and
+the nodes at both ends are compared. So a coordinate occurs at most once, and nodes that were both
+made and deleted within the range do not occur. Invariant: replaying either over the chunks before
+gives the chunks after.
+
+Several arrays of one shape are the columns of one table. A *cell* is a row of the table if it lies
+inside the shape, and a stored chunk of any array holds it. So a chunk that was never stored has no
+rows. Each row that differs between two snapshots is in one class:
+
+- *added*: it is a row at the end only. It lies beyond the old shape, or in chunks that were absent.
+- *removed*: it is a row at the start only.
+- *overwritten*: it is a row at both, and a chunk that holds it was written or deleted.
+- *rewritten*: it is a row at both, and was written again only because it shares a chunk with cells
+  that an append added. Whether its values differ is not known.
+
+Axes are cut at the edges of changed chunks and at both shapes. The cells between two cuts of each
+axis are a *block*: a whole block is in one class. The cost depends on the changed chunks, not on
+the size of the arrays. Invariants:
+
+- Added rows are the rows of the end without those of the start. So over consecutive ranges in which
+  no row is removed, each row is added once, and all of them are the rows of the end.
+- The classes have no cell in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.manifest import Delta, Node
+from zarr_manifests.grid import Box, Coords, IndexArray, in_few_boxes, places_in
+from zarr_manifests.keys import absolute
+from zarr_manifests.planning.components import Fields, field_changes
+from zarr_manifests.planning.merge import Layer, Overlay, bare, inside, merge_layers, select
+
+type _Mask = npt.NDArray[np.bool_]
+
+
+class ArrayShape(Struct, frozen=True):
+    """An array's shape and the shape of its chunks, in cells.
+
+    Parameters
+    ----------
+    shape, chunk_shape : tuple of int
+        One number for each axis.
+    """
+
+    shape: Coords
+    chunk_shape: Coords
+
+
+class CellChanges(Struct, frozen=True, eq=False):
+    """The cells of arrays of one shape that changed between two snapshots.
+
+    Each class of cells is an int64[n, 2, ndim]: half-open boxes of array positions, the lower and
+    the upper bound of each. Boxes are disjoint and in C order.
+
+    Parameters
+    ----------
+    paths : tuple of str
+        Absolute paths of the arrays at the end.
+    old_shape : tuple of int or None
+        Their shape at the start; None if none of them existed.
+    new_shape : tuple of int or None
+        Their shape at the end; None if none of them exists.
+    added : int64[n, 2, ndim]
+        Cells beyond the old shape, or in chunks that were absent.
+    overwritten : int64[n, 2, ndim]
+        Cells that were there, in chunks that were written again or deleted.
+    rewritten : int64[n, 2, ndim]
+        Cells that were there, in chunks at the old edge of an axis that has grown. An append must
+        write such a chunk again; whether the values differ is not known.
+    removed : int64[n, 2, ndim]
+        Cells that are not there any more.
+    start : str or None
+        Id of the first snapshot; None if all of the second one is new.
+    end : str
+        Id of the second snapshot.
+    """
+
+    paths: tuple[str, ...]
+    old_shape: Coords | None
+    new_shape: Coords | None
+    added: IndexArray
+    overwritten: IndexArray
+    rewritten: IndexArray
+    removed: IndexArray
+    start: str | None = None
+    end: str = ""
+
+    @property
+    def only_added(self) -> bool:
+        """Whether no cell was overwritten or removed."""
+        return not len(self.overwritten) and not len(self.removed)
+
+
+class ChangedArray(Struct, frozen=True, eq=False):
+    """What happened to one array.
+
+    Parameters
+    ----------
+    before, after : ArrayShape or None
+        The array at the start and at the end; None if it did not exist.
+    written : int64[n, ndim]
+        Chunks at the end that were written.
+    dropped : int64[n, ndim]
+        Chunks at the start that were deleted.
+    exposed : int64[n, ndim]
+        Chunks at both that were not written and lie across the old or the new edge of an axis.
+    there_before, there_after : callable
+        Which of these chunks (int64[n, ndim], n >= 1, inside the grid) exist.
+    """
+
+    before: ArrayShape | None
+    after: ArrayShape | None
+    written: IndexArray
+    dropped: IndexArray
+    exposed: IndexArray
+    there_before: Callable[[IndexArray], _Mask]
+    there_after: Callable[[IndexArray], _Mask]
+
+
+def common_shape(shapes: Sequence[ArrayShape | None], paths: Sequence[str]) -> Coords | None:
+    """The shape that all of these arrays have; None if none of them exists.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they have different shapes.
+    """
+    found = {shape.shape: path for shape, path in zip(shapes, paths, strict=True) if shape}
+    if len(found) > 1:
+        listed = "; ".join(f"{path} {shape}" for shape, path in found.items())
+        raise InvalidArgumentError(f"arrays whose cells are compared have one shape: {listed}")
+    return next(iter(found), None)
+
+
+def classify_cells(paths: Sequence[str], arrays: Sequence[ChangedArray]) -> CellChanges:
+    """Tell which cells came, changed or went.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        Paths of the arrays, one or more.
+    arrays : sequence of ChangedArray
+        What happened to each.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the arrays have different shapes at the start or at the end.
+    """
+    old = common_shape([array.before for array in arrays], paths)
+    new = common_shape([array.after for array in arrays], paths)
+    known = old if old is not None else new
+    if old is not None and new is not None and len(old) != len(new):
+        raise InvalidArgumentError(f"{paths[0]} has {len(new)} axes now, and had {len(old)}")
+    if known is None:
+        nothing = np.empty((0, 2, 0), np.int64)
+        return CellChanges(tuple(paths), None, None, nothing, nothing, nothing, nothing)
+    blocks = _Blocks(len(known), old, new, arrays)
+    existed = blocks.held([(a.before, a.there_before) for a in arrays], old)
+    exists = blocks.held([(a.after, a.there_after) for a in arrays], new)
+    stayed = existed & exists
+    return CellChanges(
+        tuple(paths),
+        old,
+        new,
+        blocks.boxes(exists & ~existed),
+        blocks.boxes(stayed & blocks.changed),
+        blocks.boxes(stayed & blocks.beside & ~blocks.changed),
+        blocks.boxes(existed & ~exists),
+    )
+
+
+class _Blocks:
+    """The blocks of the changed chunks.
+
+    `lo` and `hi` (int64[n, ndim]) are their bounds. `changed` says which lie in a chunk that was
+    written or dropped, `beside` which lie in a chunk that was written because an axis has grown.
+    """
+
+    def __init__(
+        self,
+        ndim: int,
+        old: Coords | None,
+        new: Coords | None,
+        arrays: Sequence[ChangedArray],
+    ) -> None:
+        self._ndim = ndim
+        self._old, self._new = old, new
+        most = tuple(map(max, old or (0,) * ndim, new or (0,) * ndim))
+        pieces: list[tuple[IndexArray, IndexArray, bool, bool]] = []
+        for array in arrays:
+            if array.after is not None:
+                edge = self._across_old_edge(array, array.written)
+                for rows, changed in ((~edge, True), (edge, False)):
+                    pieces.append((*_cells(array.after, array.written[rows]), changed, not changed))
+                pieces.append((*_cells(array.after, array.exposed), False, False))
+            if array.before is not None:
+                pieces.append((*_cells(array.before, array.dropped), True, False))
+        lows = np.concatenate([lo for lo, _, _, _ in pieces])
+        highs = np.minimum(np.concatenate([hi for _, hi, _, _ in pieces]), most)
+        kinds = np.repeat(
+            np.array([[changed, beside] for _, _, changed, beside in pieces], np.bool_),
+            [len(lo) for lo, _, _, _ in pieces],
+            axis=0,
+        )
+        real = (lows < highs).all(axis=1)
+        lows, highs, kinds = lows[real], highs[real], kinds[real]
+        grids = [g.chunk_shape for a in arrays for g in (a.before, a.after) if g is not None]
+        cuts = [
+            _cuts(lows[:, axis], highs[:, axis], [grid[axis] for grid in grids])
+            for axis in range(ndim)
+        ]
+        for axis, size in ((a, s[a]) for s in (old, new) if s is not None for a in range(ndim)):
+            at = np.searchsorted(cuts[axis], size)
+            if 0 < at < len(cuts[axis]) and cuts[axis][at] != size:
+                cuts[axis] = np.insert(cuts[axis], at, size)
+        first, stop = (
+            np.array([*map(np.searchsorted, cuts, cells.T)], np.int64).reshape(cells.T.shape).T
+            for cells in (lows, highs)
+        )
+        owner, places = places_in(first, stop)
+        grid = Box((0,) * ndim, tuple(len(cut) for cut in cuts))
+        linear, which = np.unique(grid.ravel(places), return_inverse=True)
+        places = grid.unravel(linear)
+        self.changed, self.beside = np.zeros((2, len(linear)), np.bool_)
+        self.changed[which[kinds[owner, 0]]] = True
+        self.beside[which[kinds[owner, 1]]] = True
+        shape = (len(linear), ndim)
+        self.lo, self.hi = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        for axis, cut in enumerate(cuts):
+            self.lo[:, axis], self.hi[:, axis] = cut[places[:, axis]], cut[places[:, axis] + 1]
+
+    def _across_old_edge(self, array: ChangedArray, chunks: IndexArray) -> _Mask:
+        """Which chunks were there and hold the old end of an axis that has grown."""
+        across = np.zeros(len(chunks), np.bool_)
+        if self._old is None or self._new is None or array.after is None:
+            return across
+        if array.before is None or array.before.chunk_shape != array.after.chunk_shape:
+            return across
+        lo, hi = _cells(array.after, chunks)
+        for axis, (was, now) in enumerate(zip(self._old, self._new, strict=True)):
+            if was < now:
+                across |= (lo[:, axis] < was) & (was < hi[:, axis])
+        rows = np.flatnonzero(across & (lo < np.asarray(self._old, np.int64)).all(axis=1))
+        across[:] = False
+        if len(rows):
+            across[rows] = array.there_before(chunks[rows])
+        return across
+
+    def held(
+        self,
+        arrays: Sequence[tuple[ArrayShape | None, Callable[[IndexArray], _Mask]]],
+        shape: Coords | None,
+    ) -> _Mask:
+        """Which blocks inside the shape are held by a stored chunk of any array."""
+        held = np.zeros(len(self.lo), np.bool_)
+        if shape is None:
+            return held
+        inside = (self.lo < np.asarray(shape, np.int64)).all(axis=1)  # none lies across its edge
+        for array, there in arrays:
+            rows = np.flatnonzero(inside & ~held)
+            if array is None or not len(rows):
+                continue
+            chunks = self.lo[rows] // np.asarray(array.chunk_shape, np.int64)
+            grid = Box.around_coords(chunks)
+            linear, which = np.unique(grid.ravel(chunks), return_inverse=True)
+            held[rows] = there(grid.unravel(linear))[which]
+        return held
+
+    def boxes(self, rows: _Mask) -> IndexArray:
+        """The blocks as few boxes (int64[n, 2, ndim]), in C order."""
+        return in_few_boxes(self.lo[rows], self.hi[rows], self._ndim - 1)
+
+
+def _cells(array: ArrayShape, chunks: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """The first and the last cell (exclusive) of each chunk on each axis."""
+    lo = chunks * np.asarray(array.chunk_shape, np.int64)
+    return lo, lo + np.asarray(array.chunk_shape, np.int64)
+
+
+def _cuts(lo: IndexArray, hi: IndexArray, chunks: Sequence[int]) -> IndexArray:
+    """Where to cut an axis: at both ends of joined spans, and inside them at edges of chunks."""
+    starts, stops = _union(lo, hi)
+    cuts = [starts, stops]
+    for chunk in {max(chunk, 1) for chunk in chunks}:
+        _, edges = places_in(-(-starts // chunk)[:, None], -(-stops // chunk)[:, None])
+        cuts.append(edges[:, 0] * chunk)
+    return np.unique(np.concatenate(cuts))
+
+
+def _union(lo: IndexArray, hi: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """The spans (half-open) joined where they overlap or touch."""
+    if not len(lo):
+        return lo, hi
+    order = np.argsort(lo, kind="stable")
+    lo, reach = lo[order], np.maximum.accumulate(hi[order])
+    first = np.flatnonzero(np.append(True, lo[1:] > reach[:-1]))
+    return lo[first], reach[np.append(first[1:], len(lo)) - 1]
+
+
+# --- records -----------------------------------------------------------------------------------
+
+_MOST_LAYERS: Final = 16
+
+type Tables = Mapping[bytes, Sequence[ChunkTable]]
+
+type There = Callable[[bytes, IndexArray], npt.NDArray[np.bool_]]
+"""Which of these chunks (int64[n, ndim], n >= 1) of a node existed."""
+
+
+class Operation(StrEnum):
+    """The kind of change that a record describes.
+
+    Attributes
+    ----------
+    DELETE
+        A group, array or other key was deleted with all its chunks.
+    MOVE
+        It has another path. All moves of one commit take effect at once.
+    CREATE
+        It is new, and has no chunks yet.
+    METADATA
+        Its metadata documents have changed.
+    TRUNCATE
+        Chunks at or beyond a grid shape on any axis are gone.
+    UNSET
+        Chunks were deleted.
+    APPEND
+        Chunks were written beyond the array's previous grid, or to a new array.
+    OVERWRITE
+        Chunks were written inside the array's previous grid, whether or not they existed.
+    """
+
+    DELETE = "delete"
+    MOVE = "move"
+    CREATE = "create"
+    METADATA = "metadata"
+    TRUNCATE = "truncate"
+    UNSET = "unset"
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+
+
+class Change(Struct, frozen=True, eq=False):
+    """One operation on one group, array or other key.
+
+    Parameters
+    ----------
+    path : str
+        Absolute path after the commit; for `delete`, before it.
+    operation : Operation
+        The kind of change; it equals its name as a string, such as `"append"`.
+    coordinates : int64[n, ndim]
+        The chunks concerned, for `unset`, `append` and `overwrite`; otherwise no rows.
+    snapshot_id : str or None
+        The snapshot of the commit; None for a range of commits.
+    grid_shape : tuple of int or None
+        For `truncate`: chunks at or beyond it on any axis are gone.
+    moved_from : str or None
+        For `move`: the path before.
+    before, after : ArrayShape or None
+        Of an array: its shape and chunk shape before and after the commit, or the range of commits.
+        None if it was made or deleted, or is no array.
+    fields : mapping of str to tuple
+        For `metadata`: the fields of the documents that differ, such as `shape` or
+        `attributes.units`, with their values before and after; None where there was none.
+    """
+
+    path: str
+    operation: Operation
+    coordinates: IndexArray
+    snapshot_id: str | None = None
+    grid_shape: Coords | None = None
+    moved_from: str | None = None
+    before: ArrayShape | None = None
+    after: ArrayShape | None = None
+    fields: Fields = {}
+
+
+class NodeTable:
+    """The nodes of a snapshot, updated commit by commit as deltas are applied."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._by_path = {node.path: node for node in nodes}
+        self.by_id = {node.node_id: node for node in self._by_path.values()}
+
+    def apply(self, delta: Delta) -> tuple[dict[bytes, Node], dict[bytes, Node]]:
+        """Apply a delta; return the nodes at its paths by id, before and after."""
+        paths = dict.fromkeys((*delta.deleted, *(node.path for node in delta.nodes)))
+        before = self._at(paths)
+        for path in delta.deleted:
+            self._by_path.pop(path, None)
+        self._by_path.update((node.path, node) for node in delta.nodes)
+        after = self._at(paths)
+        for node_id in before:
+            self.by_id.pop(node_id, None)
+        self.by_id.update(after)
+        return before, after
+
+    def _at(self, paths: Iterable[str]) -> dict[bytes, Node]:
+        found = (self._by_path.get(path) for path in paths)
+        return {node.node_id: node for node in found if node is not None}
+
+
+def changes_of(
+    nodes: NodeTable, delta: Delta, tables: Tables, snapshot_id: str
+) -> Iterator[Change]:
+    """Yield the changes of one commit; `nodes` are the nodes before it, and are updated."""
+    before, after = nodes.apply(delta)
+    records = [*_node_changes(before, after)]
+    for node_id in sorted({*delta.truncated, *tables}):
+        node = nodes.by_id.get(node_id)
+        if node is not None:
+            # Without a path in the delta, the node itself has not changed.
+            old = before.get(node_id) if node_id in after else node
+            overlay = merge_layers([_layer(delta, node_id, tables)])
+            records += _chunk_changes(node, old, overlay)
+    for record in records:
+        yield replace(record, snapshot_id=snapshot_id)
+
+
+class Net(Struct):
+    """The deltas of a range of commits, merged node by node."""
+
+    start: Mapping[bytes, Node]
+    nodes: NodeTable
+    _layers: dict[bytes, list[Layer]] = {}
+
+    @classmethod
+    def since(cls, nodes: Iterable[Node]) -> Net:
+        """Start a range at these nodes, without any change."""
+        table = NodeTable(nodes)
+        return cls(dict(table.by_id), table)
+
+    def add(self, delta: Delta, tables: Tables) -> None:
+        """Add the next commit's delta."""
+        self.nodes.apply(delta)
+        for node_id in {*delta.truncated, *tables}:
+            add_layer(self._layers.setdefault(node_id, []), delta, node_id, tables)
+
+    def changes(self, there: There) -> Iterator[Change]:
+        """Yield what happened to nodes, then to the chunks of each, by path.
+
+        `there` is asked about chunks that were unset inside the grid that an array had.
+        """
+        start, end = self.start, self.nodes.by_id
+        touched = [i for i in start.keys() | end.keys() if start.get(i) != end.get(i)]
+        yield from _node_changes(
+            {i: start[i] for i in touched if i in start}, {i: end[i] for i in touched if i in end}
+        )
+        for node_id in sorted(self._layers.keys() & end.keys(), key=lambda i: end[i].path):
+            overlay, old = merge_layers(self._layers[node_id]), start.get(node_id)
+            table = overlay.table
+            if table is not None:
+                coords = table.coords()
+                unset = np.asarray(table.kind == RefKind.UNSET)
+                unsure = unset & (old is not None)
+                for grid in (overlay.truncated, _grid(old)):
+                    if grid is not None:
+                        unsure &= inside(coords, grid)
+                keep = ~unset
+                if unsure.any():
+                    keep[unsure] = there(node_id, coords[unsure])
+                table = select(table, keep)
+            yield from _chunk_changes(end[node_id], old, Overlay(overlay.truncated, table))
+
+
+def add_layer(layers: list[Layer], delta: Delta, node_id: bytes, tables: Tables) -> None:
+    """Add what the next commit did to a node's chunks; merge the layers if there are many."""
+    layers.append(_layer(delta, node_id, tables))
+    if len(layers) == _MOST_LAYERS:
+        overlay = merge_layers(layers)
+        rows = () if overlay.table is None else (overlay.table,)
+        layers[:] = [Layer(overlay.truncated, rows)]
+
+
+def _layer(delta: Delta, node_id: bytes, tables: Tables) -> Layer:
+    return Layer(delta.truncated.get(node_id), tuple(map(bare, tables.get(node_id, ()))))
+
+
+def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> Iterator[Change]:
+    """Yield what happened to nodes, in the order in which it takes effect."""
+    records = []
+    for node_id, old in before.items():
+        new = after.get(node_id)
+        if new is None:
+            records.append(_record(Operation.DELETE, old, None))
+            continue
+        if new.path != old.path:
+            records.append(_record(Operation.MOVE, old, new, moved_from=absolute(old.path)))
+        if new.documents != old.documents:
+            fields = field_changes(old, new)
+            records.append(_record(Operation.METADATA, old, new, fields=fields))
+    for node_id, new in after.items():
+        if node_id not in before:
+            records.append(_record(Operation.CREATE, None, new))
+    order = list(Operation)
+    return iter(sorted(records, key=lambda r: (order.index(r.operation), r.path)))
+
+
+def _chunk_changes(node: Node, old: Node | None, overlay: Overlay) -> Iterator[Change]:
+    """Yield what happened to a node's chunks; `old` is the node before, or None."""
+    cut = overlay.truncated if old is not None else None
+    grid = _grid(old)
+    if cut is not None and (grid is None or all(n <= at for n, at in zip(grid, cut, strict=True))):
+        cut = None  # no chunk can have existed there
+    if cut is not None:
+        yield _record(Operation.TRUNCATE, old, node, grid_shape=cut)
+    if overlay.table is None:
+        return
+    coords, unset = overlay.table.coords(), overlay.table.kind == RefKind.UNSET
+    known = np.full(len(coords), old is not None)
+    if grid is not None:
+        known &= inside(coords, grid)
+    gone = unset & known
+    if cut is not None:
+        gone &= inside(coords, cut)
+    for operation, rows in (
+        (Operation.UNSET, gone),
+        (Operation.APPEND, ~unset & ~known),
+        (Operation.OVERWRITE, ~unset & known),
+    ):
+        if rows.any():
+            yield _record(operation, old, node, coords[rows])
+
+
+def _grid(node: Node | None) -> Coords | None:
+    return None if node is None or node.array is None else node.array.grid.hi
+
+
+def _record(
+    operation: Operation,
+    old: Node | None,
+    new: Node | None,
+    coordinates: IndexArray | None = None,
+    **fields: Any,
+) -> Change:
+    """A record about a node, which was `old` before and is `new` now."""
+    node = new if new is not None else old
+    assert node is not None  # callers have one of them
+    ndim = 0 if node.array is None else len(node.array.shape)
+    chunks = np.empty((0, ndim), np.int64) if coordinates is None else coordinates
+    before, after = (None if each is None else _shape(each) for each in (old, new))
+    return Change(absolute(node.path), operation, chunks, before=before, after=after, **fields)
+
+
+def _shape(node: Node) -> ArrayShape | None:
+    """The shape of a node that is an array, else None."""
+    meta = node.array
+    return None if meta is None else ArrayShape(meta.shape, meta.chunk_shape)

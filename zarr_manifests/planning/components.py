@@ -1,0 +1,706 @@
+"""What commits have changed, split into the components that conflict rules compare.
+
+A `NodeChange` is a node's part of a commit: the node before and after, and the chunks written. Its
+*components* follow from that. Several commits in a row are combined into one change per node: it
+has all components that any of them had, and the last values. Opaque entries are nodes of one chunk
+and need no case of their own.
+
+Invariant: a node that the commits both make and delete leaves no trace.
+
+What a writer has *read* is recorded too. Few chunk reads are recorded exactly. Beyond a limit they
+become one bounding box per node, which may then include chunks that were not read, but never misses
+one. The size of the record is bounded by the number of nodes.
+
+Differences between two versions of a node, and three-way merges and patches of nodes
+-------------------------------------------------------------------------------------
+
+A document has three parts. The *shape* of an array. Its *attributes*, which are compared and merged
+key by key. And its *structure*, which is everything else a reader needs to decode a chunk: codecs,
+type, fill value, chunk grid, dimension names. By CF conventions some attributes of an array belong
+to the structure (`STRUCTURAL`), and so do attributes that are no JSON object.
+
+A merge keeps a document that only one side has changed byte for byte. A document that both have
+changed is written anew from the common ancestor, in an order that does not depend on which side
+came first.
+
+A *patch* applies a commit, or its reverse, to another snapshot. The commit led from `before` to
+`after`, and `here` is the snapshot to change. What is here as it was before becomes as it is after;
+what is already as it is after stays; anything else is a conflict. A revert is the same with before
+and after swapped. Only states are compared, so something that was changed and changed back is no
+conflict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from zarr_manifests.errors import Conflict, ConflictKind
+from zarr_manifests.format.chunk_table import ChunkTable
+from zarr_manifests.format.manifest import Node, NodeKind
+from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, absolute
+from zarr_manifests.planning.merge import Layer, merge_layers, narrower
+from zarr_manifests.runtime import ForkSafeLock
+
+STRUCTURAL: Final = frozenset(
+    {
+        "scale_factor",
+        "add_offset",
+        "_FillValue",
+        "missing_value",
+        "units",
+        "calendar",
+        "_Unsigned",
+        "_Encoding",
+        "dtype",
+        "_ARRAY_DIMENSIONS",
+    }
+)
+"""Attributes of an array by which xarray decodes its values, so that they count as structure.
+
+`dtype` turns integers into booleans and time spans, `_Encoding` bytes into text, and
+`_ARRAY_DIMENSIONS` names the axes in Zarr v2. `valid_min` and the like are not used for decoding.
+"""
+
+type TakeMine = Callable[[str], bool]
+"""Whether the first side's value of an attribute wins if both sides have changed it."""
+
+type _Name = tuple[str, ...]
+"""Of a field, or of an attribute."""
+
+_GONE: Final = object()
+
+
+class DocumentChange(Struct, frozen=True):
+    """What changed in a node's documents.
+
+    Parameters
+    ----------
+    grown : frozenset of int
+        Axes that became longer.
+    shrunk : bool
+        Whether an axis became shorter.
+    attributes : mapping of str to (str or None)
+        Changed attributes, each with its new value as JSON; None for a removed one.
+    structure : bool
+        Whether anything else changed.
+    """
+
+    grown: frozenset[int] = frozenset()
+    shrunk: bool = False
+    attributes: Mapping[str, str | None] = {}
+    structure: bool = False
+
+    def then(self, later: DocumentChange) -> DocumentChange:
+        """Combine the change with a later one."""
+        return DocumentChange(
+            self.grown | later.grown,
+            self.shrunk or later.shrunk,
+            {**self.attributes, **later.attributes},
+            self.structure or later.structure,
+        )
+
+
+def compare_documents(before: Node, after: Node) -> DocumentChange:
+    """Return how the documents of `after` differ from those of `before`."""
+    if before.documents == after.documents:
+        return DocumentChange()
+    was, now = (node.array.shape if node.array else () for node in (before, after))
+    if len(was) != len(now):
+        return DocumentChange(structure=True)
+    changed = _changed(_flat(before), _flat(after))
+    if before.array is not None:
+        changed.pop(("shape",), None)
+    attributes = {key[1]: value for key, value in changed.items() if len(key) > 1}
+    meaning = {key for key in attributes if before.array is not None and key in STRUCTURAL}
+    return DocumentChange(
+        frozenset(axis for axis, (a, b) in enumerate(zip(was, now, strict=True)) if b > a),
+        any(b < a for a, b in zip(was, now, strict=True)),
+        {key: value for key, value in attributes.items() if key not in meaning},
+        len(changed) > len(attributes) or bool(meaning),
+    )
+
+
+def merge_documents(
+    base: Node, mine: Node, theirs: Node, take_mine: TakeMine | None = None
+) -> dict[str, bytes]:
+    """Merge the documents of a node that both sides have changed since `base`.
+
+    Parameters
+    ----------
+    base, mine, theirs : Node
+        The node in three versions. If one side has changed the structure, the other has changed
+        nothing. If both have changed the shape, it is along one axis only or to the same shape.
+    take_mine : callable, optional
+        Whether my value of an attribute wins that both have changed; by default theirs does.
+    """
+    merged: dict[str, bytes] = {}
+    names = dict.fromkeys((*base.documents, *theirs.documents, *mine.documents))
+    for name in names:
+        was, ours, other = (n.documents.get(name) for n in (base, mine, theirs))
+        if ours == other or other == was:
+            found = ours
+        elif ours == was:
+            found = other
+        else:
+            found = _merged(name, was, (ours, other), (mine, theirs), take_mine)
+        if found is not None:
+            merged[name] = found
+    return merged
+
+
+def _merged(
+    name: str,
+    was: bytes | None,
+    sides: tuple[bytes | None, bytes | None],
+    nodes: tuple[Node, Node],
+    take_mine: TakeMine | None,
+) -> bytes | None:
+    """Merge one document that both sides have changed."""
+    base, mine, theirs = (_object(document) for document in (was, *sides))
+    if name == V2_ATTRIBUTES:
+        attributes = _merged_attributes(base, mine, theirs, take_mine)
+        gone = None in sides and not attributes
+        return None if gone else _encoded(attributes)
+    fields = dict(base)
+    shapes = [node.array.shape for node in nodes if node.array is not None]
+    if shapes and "shape" in fields:
+        before = tuple(fields["shape"])
+        # Both shrink to the same shape, or only one of them shrinks.
+        changed = [shape for shape in shapes if shape != before] or [before]
+        fields["shape"] = [max(axis) for axis in zip(*changed, strict=True)]
+    if name == V3_DOCUMENT:
+        held = [side.get("attributes", {}) for side in (base, mine, theirs)]
+        if all(isinstance(attributes, dict) for attributes in held):  # else it is structure
+            attributes = _merged_attributes(held[0], held[1], held[2], take_mine)
+            if attributes or any("attributes" in side for side in (base, mine, theirs)):
+                fields["attributes"] = attributes
+    return _encoded(fields)
+
+
+def _merged_attributes(
+    base: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    take_mine: TakeMine | None,
+) -> dict[str, Any]:
+    ours, other = _changed(base, mine), _changed(base, theirs)
+    merged = {}
+    for key in (*base, *sorted((mine.keys() | theirs.keys()) - base.keys())):
+        both = key in ours and key in other and ours[key] != other[key]
+        if (both and take_mine is not None and take_mine(key)) or (key in ours and not both):
+            side = mine
+        else:
+            side = theirs
+        if key in side:
+            merged[key] = side[key]
+    return merged
+
+
+def _changed[K](before: Mapping[K, Any], after: Mapping[K, Any]) -> dict[K, Any]:
+    """Changed keys with their values as JSON, in which true differs from 1 and NaN equals NaN."""
+    found: dict[K, Any] = {}
+    for key in (*before, *(key for key in after if key not in before)):
+        was, now = before.get(key, _GONE), after.get(key, _GONE)
+        if now is _GONE:
+            found[key] = None
+        elif was is _GONE or _canonical(was) != _canonical(now):
+            found[key] = _canonical(now)
+    return found
+
+
+def _flat(node: Node) -> dict[_Name, Any]:
+    """The fields of a node's documents; attributes one by one, if they are an object."""
+    fields: dict[str, Any] = {}
+    for name, data in node.documents.items():
+        found = _object(data)
+        if name == V2_ATTRIBUTES:  # which may be anything
+            text = data.decode(errors="backslashreplace")
+            found = {"attributes": found if isinstance(found, dict) else text}
+        fields |= found
+    flat: dict[_Name, Any] = {(name,): value for name, value in fields.items()}
+    if isinstance(attributes := fields.get("attributes"), dict):
+        del flat["attributes",]
+        flat |= {("attributes", name): value for name, value in attributes.items()}
+    return flat
+
+
+def _object(document: bytes | None) -> Any:
+    """The parsed document; None if it is no JSON, which v2 attributes may be."""
+    if document is None:
+        return {}
+    try:
+        return json.loads(document)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value, indent=2).encode()  # as Zarr itself writes documents
+
+
+def with_shape(node: Node, shape: Coords) -> Node:
+    """Return the array with another shape; the same object if the shape is the same."""
+    if node.array is None or node.array.shape == shape:
+        return node
+    documents = dict(node.documents)
+    name = V3_DOCUMENT if V3_DOCUMENT in documents else V2_ARRAY
+    documents[name] = _encoded({**_object(documents[name]), "shape": list(shape)})
+    return replace(node, documents=documents)
+
+
+# --- fields that differ ------------------------------------------------------------------------
+
+type Fields = Mapping[str, tuple[Any, Any]]
+"""By name, what a field was and what it is; None where it is not. Attributes are `attributes.x`."""
+
+
+def field_changes(old: Node, new: Node) -> Fields:
+    """The fields that differ between two states of a node.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.components import field_changes
+    >>> from zarr_manifests.format.manifest import Node, NodeKind
+    >>> group = lambda attributes: Node(
+    ...     "", bytes(12), NodeKind.GROUP, {".zgroup": b'{"zarr_format": 2}', ".zattrs": attributes}
+    ... )
+    >>> field_changes(group(b'{"units": "K"}'), group(b'{"units": "degC", "x": 1}'))
+    {'attributes.units': ('K', 'degC'), 'attributes.x': (None, 1)}
+    """
+    was, now = _flat(old), _flat(new)
+    return {".".join(key): (was.get(key), now.get(key)) for key in _changed(was, now)}
+
+
+class ChangedNodes(Struct, frozen=True):
+    """The nodes that differ between two states, by absolute path.
+
+    Parameters
+    ----------
+    created, updated, deleted : tuple of str
+        A node that was deleted and made again at its path is created and deleted.
+    moved : mapping of str to str
+        New path by old; these are neither created nor deleted.
+    """
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    moved: Mapping[str, str]
+    fields: Mapping[str, Fields]
+    """Of the updated ones: which fields of their metadata differ."""
+
+
+def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> ChangedNodes:
+    """What was done to nodes; those with the same id are the same."""
+    was, now = ({node.node_id: node for node in nodes.values()} for nodes in (before, after))
+    both = [(was[i], now[i]) for i in was.keys() & now.keys() if was[i] != now[i]]
+    both.sort(key=lambda pair: pair[1].path)
+    updated = {
+        absolute(new.path): field_changes(old, new)
+        for old, new in both
+        if old.documents != new.documents
+    }
+    return ChangedNodes(
+        _absolute(now[i].path for i in now.keys() - was.keys()),
+        tuple(sorted(updated)),
+        _absolute(was[i].path for i in was.keys() - now.keys()),
+        {absolute(old.path): absolute(new.path) for old, new in both if old.path != new.path},
+        updated,
+    )
+
+
+def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(absolute, paths)))
+
+
+# --- patches -----------------------------------------------------------------------------------
+
+type Nodes = Mapping[str, Node]
+
+
+def same_group(a: Node, b: Node) -> bool:
+    """Whether both are groups with the same documents, which count as one."""
+    return a.kind is b.kind is NodeKind.GROUP and a.documents == b.documents
+
+
+def decide_nodes(
+    paths: Iterable[str], before: Nodes, after: Nodes, here: Nodes
+) -> tuple[dict[str, Node | None], list[Conflict]]:
+    """Return the changes to the nodes at these paths (None deletes one), and the conflicts."""
+    concerned = set(paths)
+    places = {node.node_id: path for path, node in here.items()}
+    changes: dict[str, Node | None] = {}
+    found: list[tuple[str, str]] = []
+    for path in sorted(concerned):
+        was, to, now = before.get(path), after.get(path), here.get(path)
+        at = [places.get(node.node_id, path) for node in (was, to) if node is not None]
+        elsewhere = [place for place in at if place not in concerned]
+        if elsewhere:
+            found.append((path, f"it is at {absolute(elsewhere[0])} here"))
+        elif _same(now, to):
+            continue
+        elif _same(now, was):
+            changes[path] = to
+        else:
+            found.append((path, _reason(was, now)))
+    merged = {**here, **changes}
+    result = {path: node for path, node in merged.items() if node is not None}
+    return changes, [
+        Conflict(ConflictKind.METADATA, absolute(path), "metadata", reason)
+        for path, reason in (*found, *_misplaced(changes, result))
+    ]
+
+
+def _reason(was: Node | None, now: Node | None) -> str:
+    """What stands in the way of a change to a node that was something else."""
+    if now is None:
+        return "it is not here"
+    if was is None:
+        return "it is here already"
+    if was.node_id != now.node_id or now.kind is NodeKind.OPAQUE:
+        return "it has been made anew here"
+    if was.array is not None and now.array is not None and was.array.shape != now.array.shape:
+        return f"its shape is {now.array.shape} here, and the commit has it as {was.array.shape}"
+    differ = sorted({name.partition(".")[0] for name in field_changes(was, now)})
+    return f"its {', '.join(differ) or 'documents'} differ here from those of the commit"
+
+
+def _same(a: Node | None, b: Node | None) -> bool:
+    """Whether both are the same node; groups with the same documents count as the same."""
+    if a is None or b is None or a.node_id == b.node_id:
+        return a == b
+    return same_group(a, b)
+
+
+def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> Iterator[tuple[str, str]]:
+    """Paths of nodes that these changes would leave in no group, or below an array, with why."""
+    gone = [path for path, node in changes.items() if node is None]
+    for path, node in result.items():
+        if node.kind is NodeKind.OPAQUE:
+            continue
+        parent = path.rpartition("/")[0]
+        if path and path not in changes and parent in gone and parent not in result:
+            yield path, "it would be in a group that no longer exists"
+        if path in changes and parent and parent not in result:
+            yield path, "its group is not here"
+        for top in above(path):
+            array = result.get(top)
+            new = path in changes or top in changes
+            if new and array is not None and array.kind is NodeKind.ARRAY:
+                yield path, f"it would lie below the array {absolute(top)}"
+
+
+def key_of(path: str) -> str:
+    """Return the Zarr key at a node's path; an opaque entry's path has a slash before its key."""
+    return path.removeprefix("/")
+
+
+def above(path: str) -> Iterator[str]:
+    """The parent paths of a path, nearest first; the root's (empty) comes last."""
+    path = key_of(path)
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+# --- components ---------------------------------------------------------------------------------
+
+
+class Component(StrEnum):
+    """A kind of change; conflict rules compare pairs of them."""
+
+    CHUNKS = "chunks"
+    GROWTH = "growth"
+    SHRINK = "shrink"
+    ATTRIBUTES = "attributes"
+    STRUCTURE = "structure"
+    CREATE = "create"
+    DELETE = "delete"
+
+
+class NodeChange(Struct, frozen=True):
+    """The changes of one node.
+
+    Parameters
+    ----------
+    before, after : Node or None
+        The node before and after.
+    documents : DocumentChange
+        What changed in its documents.
+    cut : tuple of int or None
+        Grid shape; older chunks at or beyond it are gone, even if the array has grown again.
+    chunks : ChunkTable or None
+        Chunks set or unset.
+    """
+
+    before: Node | None
+    after: Node | None
+    documents: DocumentChange = field(default_factory=DocumentChange)
+    cut: Coords | None = None
+    chunks: ChunkTable | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether it existed before and has another path now."""
+        return (
+            self.before is not None
+            and self.after is not None
+            and self.before.path != self.after.path
+        )
+
+    @property
+    def left(self) -> str | None:
+        """The path that it has left, by deletion or by a move."""
+        gone = self.before is not None and (self.after is None or self.moved)
+        return self.before.path if gone and self.before is not None else None
+
+    @property
+    def taken(self) -> str | None:
+        """The path that it has taken, by creation or by a move."""
+        new = self.after is not None and (self.before is None or self.moved)
+        return self.after.path if new and self.after is not None else None
+
+    @property
+    def path(self) -> str:
+        """The node's path before; if it is new, its path now."""
+        node = self.before or self.after
+        return node.path if node is not None else "?"
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """The components of the change."""
+        if self.before is None:
+            return (Component.CREATE,)
+        if self.after is None:
+            return (Component.DELETE,)
+        done = {
+            Component.DELETE: self.moved,
+            Component.STRUCTURE: self.documents.structure,
+            Component.SHRINK: self.documents.shrunk or self.cut is not None,
+            Component.GROWTH: bool(self.documents.grown),
+            Component.ATTRIBUTES: bool(self.documents.attributes),
+            Component.CHUNKS: self.chunks is not None,
+        }
+        return tuple(component for component, is_so in done.items() if is_so)
+
+    def then(self, later: NodeChange) -> NodeChange:
+        """Combine the change with a later one."""
+        tables = tuple(table for table in (self.chunks, later.chunks) if table is not None)
+        return NodeChange(
+            self.before,
+            later.after,
+            self.documents.then(later.documents),
+            narrower(self.cut, later.cut),
+            merge_layers([Layer(None, tables)]).table,
+        )
+
+
+class Changes(Struct, frozen=True):
+    """The changes of one or more commits, by node id.
+
+    Parameters
+    ----------
+    nodes : mapping of bytes to NodeChange
+        One change for each changed node.
+    """
+
+    nodes: Mapping[bytes, NodeChange]
+
+    @classmethod
+    def of(
+        cls,
+        before: Mapping[str, Node],
+        changed: Mapping[str, Node | None],
+        truncated: Mapping[bytes, Coords],
+        tables: Mapping[bytes, ChunkTable],
+    ) -> Changes:
+        """Return the changes of a commit on the nodes `before`.
+
+        Parameters
+        ----------
+        before : mapping of str to Node
+            All nodes by path.
+        changed : mapping of str to (Node or None)
+            Nodes made or changed, by path; None where one was deleted.
+        truncated : mapping of bytes to tuple of int
+            Grid shapes of truncations, by node id.
+        tables : mapping of bytes to ChunkTable
+            Chunks set and unset, by node id.
+        """
+        was = {before[path].node_id: before[path] for path in changed if path in before}
+        now = {node.node_id: node for node in changed.values() if node is not None}
+        ids = {*was, *now, *truncated, *tables}
+        if not ids <= was.keys():  # moved nodes, and nodes of which only chunks have changed
+            rest = ids - was.keys()
+            was |= {n.node_id: n for n in before.values() if n.node_id in rest}
+        found = {}
+        for node_id in ids:
+            old = was.get(node_id)
+            untouched = old is not None and old.path not in changed
+            new = old if untouched and node_id not in now else now.get(node_id)
+            if old is None and new is None:
+                continue
+            both = old is not None and new is not None
+            found[node_id] = NodeChange(
+                old,
+                new,
+                compare_documents(old, new) if old and new else DocumentChange(),
+                truncated.get(node_id) if both else None,
+                tables.get(node_id),
+            )
+        return cls(found)
+
+    def then(self, later: Changes) -> Changes:
+        """Combine these changes with later ones."""
+        together = dict(self.nodes)
+        for node_id, change in later.nodes.items():
+            known = together.get(node_id)
+            if known is not None:
+                change = known.then(change)
+            if change.before is None and change.after is None:
+                del together[node_id]
+            else:
+                together[node_id] = change
+        return Changes(together)
+
+    def __iter__(self) -> Iterator[tuple[bytes, NodeChange]]:
+        return iter(self.nodes.items())
+
+    @property
+    def left(self) -> dict[str, bytes]:
+        """Paths that nodes have left, by deletion or move, with the nodes' ids."""
+        return {c.left: node_id for node_id, c in self if c.left is not None}
+
+    @property
+    def taken(self) -> dict[str, bytes]:
+        """Paths that nodes have taken, by creation or move, with the nodes' ids."""
+        return {c.taken: node_id for node_id, c in self if c.taken is not None}
+
+    @property
+    def opaque(self) -> Iterable[NodeChange]:
+        """The changes of opaque entries."""
+        for _, change in self:
+            node = change.before or change.after
+            if node is not None and node.kind is NodeKind.OPAQUE:
+                yield change
+
+
+def apart(mine: Mapping[bytes, Sequence[Box]], theirs: Iterable[DeltaEntry]) -> bool:
+    """Whether my chunks cannot conflict with the commits listed in these entries.
+
+    Commits whose boxes are disjoint share no chunk. Those whose boxes overlap may still share none;
+    their logs then decide.
+
+    Parameters
+    ----------
+    mine : mapping of bytes to sequence of Box
+        Boxes around all chunks that I have set or unset, by node id. I have changed nothing else.
+    theirs : iterable of DeltaEntry
+        The commits that came first.
+    """
+    for entry in theirs:
+        if entry.changes_nodes:
+            return False
+        for part in entry.parts():
+            if any(box.overlaps(part.box) for box in mine.get(part.node_id, ())):
+                return False
+    return True
+
+
+# --- what was read -----------------------------------------------------------------------------
+
+_MOST_CHUNKS: Final = 4096
+_ENCLOSING: Final = ForkSafeLock()
+
+
+class Reads(Struct):
+    """The reads of a snapshot; threads may record reads concurrently.
+
+    Attributes
+    ----------
+    chunks : dict of bytes to set of coords
+        By node id: chunks read since they were last merged into the box.
+    boxes : dict of bytes to Box
+        By node id: a box around all chunks read before.
+    documents : set of str
+        Paths whose documents were requested, whether they exist or not.
+    """
+
+    chunks: dict[bytes, set[Coords]] = {}
+    boxes: dict[bytes, Box] = {}
+    documents: set[str] = set()
+
+    def note(self, node_id: bytes, coords: Coords) -> None:
+        """Record that a chunk was read."""
+        while True:
+            seen = self.chunks.get(node_id)
+            if seen is None:
+                seen = self.chunks.setdefault(node_id, set())
+            seen.add(coords)
+            if self.chunks.get(node_id) is seen:  # else `_enclose` may have missed this chunk
+                break
+        if len(seen) > _MOST_CHUNKS and coords:
+            self._enclose(node_id)
+
+    def _enclose(self, node_id: bytes) -> None:
+        with _ENCLOSING:
+            seen = self.chunks.pop(node_id, None)
+            if seen:
+                boxes = [Box.around_coords(np.array(list(seen.copy()), np.int64))]
+                if node_id in self.boxes:
+                    boxes.append(self.boxes[node_id])
+                self.boxes[node_id] = Box.around(boxes)
+
+    def copy(self) -> Reads:
+        """A copy that shares nothing mutable."""
+        chunks = {node: set(seen) for node, seen in dict(self.chunks).items()}
+        return Reads(chunks, dict(self.boxes), set(self.documents))
+
+    def add(self, other: Reads) -> None:
+        """Record everything that the other has recorded."""
+        for node_id, box in other.boxes.items():
+            mine = self.boxes.get(node_id)
+            self.boxes[node_id] = box if mine is None else Box.around((mine, box))
+        for node_id, seen in other.chunks.items():
+            for coords in seen:
+                self.note(node_id, coords)
+        self.documents |= other.documents
+
+    def nodes(self) -> set[bytes]:
+        """Ids of the nodes with chunks that were read."""
+        return {*self.chunks, *self.boxes}
+
+    def at(self, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
+        """Which of these chunks of the node (int64[n, ndim]) were read."""
+        found = np.zeros(len(coords), np.bool_)
+        seen, box = self.chunks.get(node_id), self.boxes.get(node_id)
+        if box is not None and box.ndim == coords.shape[1]:
+            found |= box.holds(coords)
+        if seen:
+            found |= np.array([tuple(row) in seen for row in coords.tolist()], np.bool_)
+        return found
+
+    def beyond(self, node_id: bytes, shape: Coords) -> bool:
+        """Whether a chunk at or beyond `shape` on any axis was read."""
+        box = self.boxes.get(node_id)
+        if box is not None and any(b > n for b, n in zip(box.hi, shape, strict=True)):
+            return True
+        return any(
+            c >= n
+            for coords in self.chunks.get(node_id, ())
+            for c, n in zip(coords, shape, strict=True)
+        )

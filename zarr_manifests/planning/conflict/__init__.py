@@ -1,1 +1,0 @@
-"""What a commit changed, and whether it can go on top of what others committed."""

@@ -1,0 +1,866 @@
+"""What is dead and may go: snapshots that expire, objects, and bytes in packs.
+
+*Expiry*: a branch's history ends at its floor; older snapshots are no longer part of it.
+Invariants: a head is never removed; nor is a snapshot with a lease or any newer one, so that the
+lease's holder finds the log from there to the head. A tag keeps only its own snapshot.
+
+*Collection* is decided from object names alone. The name of an object contains its session's start:
+the root version at which the session began. Once the fence is at F, a session that began before F
+and holds no lease cannot commit any more. So of its objects only those are alive that the root
+reaches. Invariants: an object is never dead if its session began at the fence or later, or holds a
+lease; a search never starts after an object that an earlier search has skipped because of a lease.
+
+A *pack* is an object with the bytes of many chunks, identified by the session that wrote it and a
+number. Bytes to which no chunk refers any more are dead; where there are too many, the live chunks
+are rewritten. Invariants:
+
+- The live bytes of an object are the ranges that a row refers to; each range counts once, however
+  many rows refer to it.
+- Chunks that share a range still share one after the rewrite.
+- When written, chunks of one array are next to each other, in order of coordinates.
+
+When deltas are compacted, and which entries are merged
+-------------------------------------------------------
+
+A snapshot's read list has two kinds of entries: deltas (of one commit) and runs (several deltas,
+merged). Two kinds of compaction limit how often each row is rewritten:
+
+- A *minor* compaction merges the deltas that are in no run yet into one run, and then runs of
+  similar size, `fan_in` at a time. Sizes fall into classes, each a power of `fan_in`, and a class
+  has fewer than `fan_in` runs. So a row is copied once per class.
+- A *major* compaction merges entries into leaves of the base, but only into leaves whose pending
+  refs have reached `size_ratio` of the refs they hold. So rewriting a leaf costs at most
+  1 / `size_ratio` times the cost of what was added to it.
+
+A third trigger is for whoever opens the branch: live deltas with many changed nodes are merged into
+the base, which is read page by page.
+
+Invariants: only neighbours are merged, so the newest row of a chunk stays the newest; an entry is
+dropped only when the base has everything in it, and all older entries are dropped too.
+
+Entries of history move from the snapshot to a page, and pages to a larger page. Each commit writes
+the entries in its snapshot again, so they are few. A commit fetches nothing for a new page: what
+goes there is in the parent already. Compactions read pages and merge those of similar size, so that
+few are left to read.
+
+What opening a snapshot fetches besides the snapshot and its base: digests
+--------------------------------------------------------------------------
+
+A reader opens a branch in two rounds of requests: the root, then everything the root names, all at
+once. The root can name few objects, and a snapshot can carry copies of few. If opening needs more
+deltas than that, the newest of them are combined into a digest. It reaches back from the newest
+delta over everything that is at most twice as large as all that is newer. So sizes at least double
+from digest to digest, and a byte is copied into a digest only logarithmically often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import takewhile
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from zarr_manifests.config import Snapshots
+from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.format.chunk_table import NO_SOURCES, ChunkTable, RefKind
+from zarr_manifests.format.manifest import Delta, Digest, Manifest, Node
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.root import Lease, LogEntry, PendingDeletion, Root
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
+from zarr_manifests.grid import Coords
+from zarr_manifests.ids import lineage_of, object_key, session_of, session_start
+from zarr_manifests.planning.merge import Layer, merge_layers, rearranged, select
+from zarr_manifests.versions import milliseconds, moment_ms
+
+# --- expiry ------------------------------------------------------------------------------------
+
+_PENDING_MOST = 64
+
+
+class Aged(Struct, frozen=True):
+    """A snapshot in a history: its reference, its id, and when it was written."""
+
+    ref: BlobRef
+    snapshot_id: str
+    written_ms: int
+
+
+class Retention(Struct, frozen=True):
+    """Which snapshots to keep: those that satisfy either condition.
+
+    Parameters
+    ----------
+    keep_last : int or None
+        Keep this many of the newest snapshots of each branch; None for no such condition.
+    oldest_ms : int or None
+        Keep what was written at this time or later; None for no such condition.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If neither is given, or `keep_last` is less than 1.
+    """
+
+    keep_last: int | None
+    oldest_ms: int | None
+
+    def __post_init__(self) -> None:
+        if self.keep_last is None and self.oldest_ms is None:
+            raise InvalidArgumentError(
+                "nothing says what to keep: pass keep_last, max_age or older_than (`clean`: keep), "
+                "or save `snapshots` in the configuration"
+            )
+        whole = isinstance(self.keep_last, int) and not isinstance(self.keep_last, bool)
+        if self.keep_last is not None and not (whole and self.keep_last >= 1):
+            raise InvalidArgumentError(
+                f"keep_last must be a whole number of at least 1, not {self.keep_last!r}"
+            )
+
+    def keeps(self, position: int, written_ms: int) -> bool:
+        """Whether to keep a snapshot that has `position` newer ones on its branch."""
+        newest = self.keep_last is not None and position < self.keep_last
+        return newest or (self.oldest_ms is not None and written_ms >= self.oldest_ms)
+
+
+def retention(
+    options: Snapshots,
+    now_ms: int,
+    keep_last: int | None,
+    max_age: timedelta | None,
+    older_than: datetime | None,
+) -> Retention:
+    """Return what to keep: what the caller says, else what the configuration says.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If neither says anything, or both `max_age` and `older_than` are given.
+    """
+    if max_age is not None and older_than is not None:
+        raise InvalidArgumentError("give max_age or older_than, not both")
+    if older_than is not None:
+        return Retention(keep_last, moment_ms(older_than, "older_than"))
+    if keep_last is None and max_age is None:
+        keep_last, max_age = options.keep_last, options.max_age
+    if max_age is None:
+        return Retention(keep_last, None)
+    return Retention(keep_last, now_ms - milliseconds(max_age, "max_age"))
+
+
+def kept_count(line: Sequence[Aged], retention: Retention, needed: Container[str]) -> int:
+    """The number of snapshots of a history, newest first, that stay in it; at least one."""
+    count = 1
+    while count < len(line) and retention.keeps(count, line[count].written_ms):
+        count += 1
+    leased = [i for i, aged in enumerate(line) if aged.snapshot_id in needed]
+    return max(count, 1 + max(leased, default=0))
+
+
+def with_pending(
+    pending: Sequence[PendingDeletion],
+    lines: Sequence[Sequence[Aged]],
+    parents: Sequence[BlobRef | None],
+) -> tuple[PendingDeletion, ...] | None:
+    """Add pieces of history to what is pending.
+
+    Each piece is newest first; `parents` has the parent of its oldest snapshot.
+    None if there would be too many pieces to list.
+    """
+    found = list(pending)
+    seen = {piece.newest.key for piece in found}
+    for line, parent in zip(lines, parents, strict=True):
+        if not line or line[0].ref.key in seen:
+            continue
+        seen.add(line[0].ref.key)
+        count = len(line)
+        for older in found:
+            if parent is not None and older.newest.key == parent.key:
+                found.remove(older)  # the new piece continues with the old one
+                count += older.count
+                break
+        found.append(PendingDeletion(line[0].ref.bare(), count))
+    return tuple(found) if len(found) <= _PENDING_MOST else None
+
+
+# --- collection --------------------------------------------------------------------------------
+
+ARCHIVES_KEPT = 100
+"""At least this many of the newest root versions keep their archive."""
+FULL_EVERY = 10
+"""Every this many collections, one lists all objects."""
+_LEAVING = (
+    "amend",
+    "delete branch",
+    "delete tag",
+    "expire snapshots",
+    "recover",
+    "reset branch",
+    "restore",
+)
+"""How the operations begin that leave snapshots behind."""
+
+
+def choose_fence(
+    times: Iterable[tuple[int, int]], next_version: int, now_ms: int, grace_ms: int, fence: int
+) -> int:
+    """Return the new fence: sessions that began before the grace period are behind it.
+
+    Parameters
+    ----------
+    times : iterable of (version, time)
+        Versions of the root and the times they were written, newest first.
+    next_version : int
+        The version that the collection is about to write.
+    now_ms, grace_ms : int
+        The time now, and how long a session without a lease may run.
+    fence : int
+        The current fence; it never moves back.
+    """
+    if grace_ms <= 0:
+        return next_version
+    old_enough = (version for version, at_ms in times if at_ms <= now_ms - grace_ms)
+    return max(fence, next(old_enough, 0))
+
+
+def leased_lineages(leases: Iterable[Lease]) -> frozenset[str]:
+    """The lineages of the sessions that hold leases; a lineage includes a session's copies."""
+    return frozenset(lineage_of(lease.session) for lease in leases)
+
+
+def is_dead(key: str, marked: Container[str], fence: int, leased: Container[str]) -> bool:
+    """Whether a listed object may be deleted."""
+    try:
+        session = session_of(key)
+    except InvalidArgumentError:
+        return False  # not an object of this package
+    return (
+        session_start(session) < fence and lineage_of(session) not in leased and key not in marked
+    )
+
+
+def nothing_left_since(root: Root, version: int) -> bool:
+    """Whether the log shows that no operation since that version can have orphaned snapshots."""
+    since = [entry for entry in root.log if entry.version > version]
+    whole = not since or len(since) < len(root.log) or since[0].version == version + 1
+    return whole and not any(entry.operation.startswith(_LEAVING) for entry in since)
+
+
+def search_start(swept: int, collections: int) -> int:
+    """The session start from which on to list objects."""
+    return 0 if (collections + 1) % FULL_EVERY == 0 else swept
+
+
+def swept_after(fence: int, leases: Iterable[Lease]) -> int:
+    """The start below which nothing unreachable is left after a search up to the fence."""
+    return min([fence, *(session_start(lease.session) for lease in leases)])
+
+
+def first_archive_kept(version: int, fence: int) -> int:
+    """The oldest root version whose archive a collection at `version` keeps.
+
+    Archives since the fence are kept too, since the next fence is chosen among them.
+    """
+    return max(0, min(version - ARCHIVES_KEPT + 1, fence))
+
+
+def unended_since(version: int, newer: Iterable[Root], unreadable: Iterable[int]) -> int | None:
+    """The start of a collection that may still delete objects of an older root; None if none may.
+
+    A version that cannot be read counts as such a start.
+
+    Parameters
+    ----------
+    version : int
+        The older root's version.
+    newer : iterable of Root
+        The readable roots after it.
+    unreadable : iterable of int
+        The versions after it whose roots cannot be read.
+    """
+    entries: dict[int, LogEntry] = {}
+    known = version
+    for root in sorted(newer, key=lambda root: root.version):
+        since = [entry for entry in root.log if entry.version > known]
+        if since and len(since) == len(root.log) and since[0].version > known + 1:
+            return known + 1  # the log no longer reaches back to it
+        entries.update((entry.version, entry) for entry in since)
+        known = max(known, root.version)
+    begun = None
+    for at, entry in sorted(entries.items()):
+        if entry.operation == "collect garbage":
+            if begun is not None:
+                return begun  # superseded by the next, but its requests may still be in flight
+            begun = at
+        elif entry.operation == "end collection":
+            begun = None
+    return begun or min((at for at in unreadable if at > known), default=None)
+
+
+# --- dead packs --------------------------------------------------------------------------------
+
+type Column = npt.NDArray[np.int64]
+
+_NUMBERS = 10**9
+"""More than the objects of one session: source * _NUMBERS + number identifies an object."""
+
+
+class Use(Struct, frozen=True):
+    """The live part of a chunk object: the number of ranges, and their bytes."""
+
+    chunks: int = 0
+    nbytes: int = 0
+
+    def plus(self, other: Use) -> Use:
+        """The sum of both."""
+        return Use(self.chunks + other.chunks, self.nbytes + other.nbytes)
+
+
+class Range(Struct, frozen=True):
+    """A byte range of a chunk in an object, its checksum, and its position in `PackMoves`."""
+
+    key: str
+    offset: int
+    length: int
+    crc32c: int
+    at: int
+
+
+def _objects(table: ChunkTable, rows: Column) -> Column:
+    """A number for the object of each row, equal for the same object."""
+    return np.asarray(table.source[rows] * _NUMBERS + table.number[rows])
+
+
+def _key(table: ChunkTable, number: int) -> str:
+    return object_key("chunks", table.sources[number // _NUMBERS], number % _NUMBERS)
+
+
+def _distinct(columns: Sequence[Column]) -> tuple[Column, Column]:
+    """The first row of each distinct combination, in order; and which of these each row is."""
+    order = np.lexsort(columns[::-1])
+    new = np.ones(len(order), np.bool_)
+    if len(order):
+        new[1:] = np.logical_or.reduce([c[order[1:]] != c[order[:-1]] for c in columns])
+    which = np.empty(len(order), np.int64)
+    which[order] = np.cumsum(new) - 1
+    return order[new], which
+
+
+def uses_of(table: ChunkTable) -> dict[str, Use]:
+    """Return the live part of each chunk object that the table's rows refer to, by key."""
+    rows = np.flatnonzero(table.kind == RefKind.NATIVE)
+    named = _objects(table, rows)
+    ranges, _ = _distinct([named, table.offset[rows], table.length[rows]])
+    numbers, which = np.unique(named[ranges], return_inverse=True)
+    lengths = table.length[rows][ranges]
+    chunks, nbytes = np.bincount(which), np.zeros(len(numbers), np.int64)
+    np.add.at(nbytes, which, lengths)
+    return {
+        _key(table, number): Use(count, size)
+        for number, count, size in zip(
+            numbers.tolist(), chunks.tolist(), nbytes.tolist(), strict=True
+        )
+    }
+
+
+def due_packs(uses: Mapping[str, Use], sizes: Mapping[str, int], min_live: float) -> list[str]:
+    """Return the keys of objects whose live fraction is below `min_live`, in order.
+
+    An object of unknown size is never due.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.garbage import Use, due_packs
+    >>> uses = {"chunks/a/0": Use(1, 40), "chunks/a/1": Use(9, 90), "chunks/a/2": Use(1, 1)}
+    >>> due_packs(uses, {"chunks/a/0": 100, "chunks/a/1": 100}, 0.5)
+    ['chunks/a/0']
+    """
+    return sorted(
+        key for key, use in uses.items() if key in sizes and use.nbytes < min_live * sizes[key]
+    )
+
+
+def parts[T](
+    items: Iterable[T], weigh: Callable[[T], int], most: int, most_items: int | None = None
+) -> Iterator[list[T]]:
+    """Split the items, in order, into parts of at most that weight and number, or of one item.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.garbage import parts
+    >>> list(parts(["ab", "c", "defg", "h"], len, 3)), list(parts("abc", len, 9, 2))
+    ([['ab', 'c'], ['defg'], ['h']], [['a', 'b'], ['c']])
+    """
+    part: list[T] = []
+    weight = 0
+    for item in items:
+        more = weigh(item)
+        if part and (weight + more > most or len(part) == most_items):
+            yield part
+            part, weight = [], 0
+        part.append(item)
+        weight += more
+    if part:
+        yield part
+
+
+def by_bytes(ranges: Iterable[Range], most_bytes: int) -> Iterator[list[Range]]:
+    """Split the ranges, in order, into parts of at most `most_bytes`, or of one range."""
+    return parts(ranges, lambda one: one.length, most_bytes)
+
+
+class PackMoves:
+    """The chunks to move out of some objects, and where they have been written.
+
+    Parameters
+    ----------
+    tables : sequence of (bytes, ChunkTable)
+        By node id: only the rows that refer to these objects (see `moved_rows`).
+
+    Attributes
+    ----------
+    ranges : list of Range
+        The distinct ranges that the rows refer to, by object and offset.
+    order : int64[n]
+        For each range, the position of the first row that refers to it.
+    """
+
+    def __init__(self, tables: Sequence[tuple[bytes, ChunkTable]]) -> None:
+        self.tables = tables
+        keys: dict[str, int] = {}
+        named: list[Column] = []
+        for _, table in tables:
+            numbers, which = np.unique(_objects(table, np.arange(len(table))), return_inverse=True)
+            places = [keys.setdefault(_key(table, n), len(keys)) for n in numbers.tolist()]
+            named.append(np.array(places, np.int64)[which])
+        columns = [np.concatenate(named) if named else np.zeros(0, np.int64)]
+        for name in ("offset", "length", "crc32c"):
+            one = [getattr(table, name) for _, table in tables]
+            columns.append(np.concatenate(one) if one else np.zeros(0, np.int64))
+        # Objects in order of their keys, so that what was written together is read together.
+        listed = sorted(keys)
+        rank = np.empty(len(listed), np.int64)
+        rank[[keys[key] for key in listed]] = np.arange(len(listed))
+        columns[0] = rank[columns[0]]
+        self.order, self._which = _distinct(columns)
+        values = zip(*(column[self.order].tolist() for column in columns), strict=True)
+        self.ranges = [
+            Range(listed[of], offset, length, crc, at)
+            for at, (of, offset, length, crc) in enumerate(values)
+        ]
+        self._number = np.full(len(self.ranges), -1, np.int64)
+        self._offset = np.zeros(len(self.ranges), np.int64)
+
+    def note(self, at: int, number: int, offset: int) -> None:
+        """Note that the writer has written this range to object `number` at `offset`."""
+        self._number[at], self._offset[at] = number, offset
+
+    def rows(self, source: str) -> list[tuple[bytes, ChunkTable, ChunkTable]]:
+        """Return, by node id, the rows that have moved, before and after.
+
+        `source` is the session that wrote the new objects.
+        """
+        found, start = [], 0
+        for node_id, table in self.tables:
+            which = self._which[start : start + len(table)]
+            start += len(table)
+            moved = self._number[which] >= 0
+            if moved.any():
+                old, at = select(table, moved), which[moved]
+                found.append(
+                    (node_id, old, _moved(old, source, self._number[at], self._offset[at]))
+                )
+        return found
+
+
+def _moved(table: ChunkTable, source: str, number: Column, offset: Column) -> ChunkTable:
+    zeros = np.zeros(len(table), np.int64)
+    return replace(
+        table,
+        source=zeros,
+        number=number,
+        offset=offset,
+        sources=(source,),
+        inline=b"",
+        virtual=NO_SOURCES,
+    )
+
+
+def moved_rows(table: ChunkTable, keys: Collection[str]) -> ChunkTable | None:
+    """The rows that refer to objects with these keys; None if there are none."""
+    keep = table.kind == RefKind.NATIVE
+    numbers, which = np.unique(_objects(table, np.flatnonzero(keep)), return_inverse=True)
+    wanted = np.array([_key(table, number) in keys for number in numbers.tolist()], np.bool_)
+    keep[keep] = wanted[which]
+    return rearranged(table, keep, table.coords())
+
+
+# --- read list ------------------------------------------------------------------------------------
+
+MOST_RUNS: Final = 20
+"""Most runs in a read list; beyond that the newest are merged whatever their sizes."""
+_SMALLEST_CLASS_ROWS: Final = 1_024
+_NODE_CHANGES_MOST: Final = 1_000
+_NODE_BYTES_MOST: Final = 128 * 1024
+_TABLES_FEW: Final = 1_000
+_TABLES_MOST: Final = 20_000
+_PATIENCE: Final = 10
+"""With more than few tables, which cost a writer most, so many times the changes are due."""
+
+
+class CompactionMode(StrEnum):
+    """How much a compaction rewrites."""
+
+    MINOR = "minor"
+    MAJOR = "major"
+    FULL = "full"
+
+
+def is_due(
+    unrolled: int,
+    sequence: int,
+    *,
+    min_delta_count: int,
+    max_delta_count: int,
+    interval_commits: int,
+) -> bool:
+    """Whether a compaction is due after the commit with this sequence number.
+
+    Parameters
+    ----------
+    unrolled : int
+        The number of deltas that are in no run.
+    sequence : int
+        The commit's number in the branch's history.
+    min_delta_count, max_delta_count : int
+        Below the minimum, none is due; from the maximum on, one always is.
+    interval_commits : int
+        In between, one is due when the sequence is a multiple of this.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.garbage import is_due
+    >>> limits = dict(min_delta_count=10, max_delta_count=50, interval_commits=100)
+    >>> is_due(49, 149, **limits), is_due(50, 150, **limits), is_due(12, 200, **limits)
+    (False, True, True)
+    """
+    if unrolled >= max_delta_count:
+        return True
+    return unrolled >= min_delta_count and sequence % interval_commits == 0
+
+
+def opening_is_slow(changes: int, nbytes: int, tables: int) -> bool:
+    """Whether so many nodes have changed since the base that a compaction is due.
+
+    Parameters
+    ----------
+    changes : int
+        The number of nodes that live deltas newer than the base set or delete.
+    nbytes : int
+        The size of these deltas, which every reader fetches to open the snapshot.
+    tables : int
+        The number of their chunk tables. Merging one takes a writer longer than a hundred changes
+        take a reader: more than a few wait for ten times the changes, and very many for a
+        compaction that is due for other reasons.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.garbage import opening_is_slow
+    >>> opening_is_slow(3, 4_000, 3), opening_is_slow(5_000, 60_000, 0)
+    (False, True)
+    >>> opening_is_slow(2_000, 60_000, 2_000), opening_is_slow(12_000, 360_000, 12_000)
+    (False, True)
+    """
+    scale = 1 if tables <= _TABLES_FEW else _PATIENCE
+    many = changes > scale * _NODE_CHANGES_MOST
+    large = changes > 0 and nbytes > scale * _NODE_BYTES_MOST
+    return (many or large) and tables <= _TABLES_MOST
+
+
+def merge_groups(rows: Sequence[int], runs: int, fan_in: int) -> list[tuple[int, int]]:
+    """Return which entries a minor compaction merges, as half-open ranges of positions.
+
+    Parameters
+    ----------
+    rows : sequence of int
+        The number of chunk refs that each entry of the read list sets or unsets, oldest first.
+    runs : int
+        How many of the oldest entries are runs.
+    fan_in : int
+        How many runs of similar size are merged into one.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.garbage import merge_groups
+    >>> merge_groups([5_000] * 3 + [100] * 50, 3, 4)
+    [(0, 53)]
+    >>> merge_groups([5_000] * 2 + [100] * 50, 2, 4)
+    [(2, 52)]
+    """
+    stack = [(at, at + 1, rows[at]) for at in range(runs)]  # start, stop, rows
+    if runs < len(rows):
+        stack.append((runs, len(rows), sum(rows[runs:])))
+        _settle(stack, fan_in)
+    excess = len(stack) - MOST_RUNS
+    if excess > 0:
+        _merge(stack, len(stack) - excess - 1)
+    return [(start, stop) for start, stop, _ in stack if stop - start > 1]
+
+
+def _settle(stack: list[tuple[int, int, int]], fan_in: int) -> None:
+    """Merge the newest run with its neighbours until each class has fewer than `fan_in`."""
+    while True:
+        newest = _class(stack[-1][2], fan_in)
+        start = len(stack) - 1
+        # Smaller runs before it would never again be the newest of their class.
+        while start and _class(stack[start - 1][2], fan_in) < newest:
+            start -= 1
+        same = start
+        while same and _class(stack[same - 1][2], fan_in) == newest:
+            same -= 1
+        if start - same + 1 >= fan_in:
+            start = same
+        if start == len(stack) - 1:
+            return
+        _merge(stack, start)
+
+
+def _merge(stack: list[tuple[int, int, int]], start: int) -> None:
+    merged = stack[start][0], stack[-1][1], sum(rows for _, _, rows in stack[start:])
+    stack[start:] = [merged]
+
+
+def _class(rows: int, fan_in: int) -> int:
+    found, bound = 0, _SMALLEST_CLASS_ROWS
+    while rows >= bound:
+        found, bound = found + 1, bound * fan_in
+    return found
+
+
+def overlap_refs(count: int, box_size: int, shared_size: int) -> float:
+    """The refs of an entry in part of its box, if they are spread evenly."""
+    return count * shared_size / box_size if box_size else 0.0
+
+
+# --- pages of history --------------------------------------------------------------------------
+
+PAGE: Final = 24
+"""So many entries go to a page."""
+FAN_OUT: Final = 32
+"""So many pages of one level go to a page of the next level."""
+_MOST_BYTES: Final = 12 * 1024
+_MOST_MERGED: Final = 1024
+
+
+def are_a_page(sizes: Sequence[int]) -> bool:
+    """Whether entries of these sizes in bytes go to a page.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.garbage import are_a_page
+    >>> are_a_page([200] * 23), are_a_page([200] * 24), are_a_page([1000] * 13)
+    (False, True, True)
+    """
+    return len(sizes) >= PAGE or sum(sizes) > _MOST_BYTES
+
+
+def pages_to_roll(levels: Sequence[int]) -> int:
+    """How many of the newest pages go to a page of pages, given the level of each, oldest first.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.garbage import pages_to_roll
+    >>> pages_to_roll([1, 1] + [0] * 31), pages_to_roll([1, 1] + [0] * 32)
+    (0, 32)
+    """
+    last = sum(1 for _ in takewhile(lambda level: level == levels[-1], reversed(levels)))
+    return last if last >= FAN_OUT else 0
+
+
+def pages_to_merge(counts: Sequence[int]) -> int:
+    """How many of the newest pages a compaction merges, given the entries of each, oldest first.
+
+    A page is merged if it is at most twice as large as all newer ones together. So sizes at least
+    double from page to page, and an entry is copied only logarithmically often.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.garbage import pages_to_merge
+    >>> pages_to_merge([500, 90, 24, 24]), pages_to_merge([500, 24]), pages_to_merge([24])
+    (3, 0, 0)
+    """
+    merged = total = 0
+    for count in reversed(counts):
+        if (merged and count > 2 * total) or total + count > _MOST_MERGED:
+            break
+        merged, total = merged + 1, total + count
+    return merged if merged > 1 else 0
+
+
+# --- digests ------------------------------------------------------------------------------------
+
+
+_AHEAD_MOST: Final = 4  # objects that a branch names besides snapshot and base
+_OPENING_MOST: Final = 8  # the same, plus those that the snapshot carries copies of
+_TABLES_BYTES: Final = 64 * 1024
+
+
+def needs_digest(snapshot: Snapshot) -> bool:
+    """Whether opening the snapshot needs so many objects that it should get a digest."""
+    return len(snapshot.ahead) > _AHEAD_MOST or len(snapshot.opening()) > _OPENING_MOST
+
+
+def digest_from(sizes: Sequence[int]) -> int:
+    """Return the start of a digest that ends with the last of these objects (at least two).
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.garbage import digest_from
+    >>> digest_from([100, 100, 100, 100]), digest_from([10_000, 100, 100])
+    (0, 1)
+    """
+    start = len(sizes) - 2
+    newer = sum(sizes[start:])
+    while start > 0 and sizes[start - 1] <= 2 * newer:
+        start -= 1
+        newer += sizes[start]
+    return start
+
+
+def coordinate_ids(nodes: Iterable[Node], among: Container[bytes]) -> frozenset[bytes]:
+    """The ids of those nodes that are coordinates."""
+    return frozenset(
+        node.node_id
+        for node in nodes
+        if node.node_id in among and node.array and node.array.is_coordinate(node.path)
+    )
+
+
+def make_digest(
+    entries: Sequence[DeltaEntry],
+    found: Mapping[int, Delta | Digest],
+    nodes: Iterable[Node],
+    base_sequence: int,
+) -> Digest:
+    """Build the digest of a range of deltas.
+
+    It only repeats node records newer than the base: older ones are in the base, and deltas between
+    those of the range may have left the read list.
+
+    Parameters
+    ----------
+    entries : sequence of DeltaEntry
+        The range of deltas.
+    found : mapping of int to Delta or Digest
+        By position in the range: the contents of the deltas that opening needs, some of them in
+        earlier digests.
+    nodes : iterable of Node
+        All nodes after the range.
+    base_sequence : int
+        The sequence up to which the base has all node changes.
+    """
+    changed: dict[str, Node] = {}
+    deleted: dict[str, bytes] = {}
+    truncated: list[Mapping[bytes, Coords]] = [{} for _ in entries]
+    for position in sorted(found):
+        value = found[position]
+        cuts = value.truncated if isinstance(value, Digest) else (value.truncated,)
+        if entries[position + len(cuts) - 1].last > base_sequence:
+            for path in value.deleted:
+                changed.pop(path, None)
+            deleted.update(value.deleted)
+            changed.update((node.path, node) for node in value.nodes)
+        truncated[position : position + len(cuts)] = cuts
+    parts = {part.node_id for entry in entries for part in entry.embedded}
+    elsewhere = {p.node_id for entry in entries for ref in entry.manifests for p in ref.parts}
+    covered, tables = _coordinates(entries, found, coordinate_ids(nodes, parts) - elsewhere)
+    of = tuple(entry.log.crc32c for entry in entries)
+    return Digest(tuple(changed.values()), deleted, tuple(truncated), covered, tables, of)
+
+
+def tells_about(digest: Digest, entries: Sequence[DeltaEntry]) -> bool:
+    """Whether the digest belongs to these deltas, as far as their entries can tell."""
+    if digest.of != tuple(entry.log.crc32c for entry in entries):
+        return False
+    cuts = any(
+        cut and not entry.changes_nodes
+        for cut, entry in zip(digest.truncated, entries, strict=True)
+    )
+    changes = digest.nodes or digest.deleted
+    if cuts or (changes and not any(entry.changes_nodes for entry in entries)):
+        return False
+    most: dict[bytes, int] = {}  # the most rows that the range can have of each node
+    for entry in entries:
+        for part in entry.embedded:
+            most[part.node_id] = most.get(part.node_id, 0) + part.count
+        for ref in entry.manifests:
+            if any(part.node_id in digest.covered for part in ref.parts):
+                return False
+    rows = {part.node_id: part.count for part in digest.tables.directory()}
+    return all(
+        rows.get(node, 0) <= most.get(node, 0)
+        and (cut is not None or (node in rows) == bool(most.get(node)))
+        for node, cut in digest.covered.items()
+    )
+
+
+def _coordinates(
+    entries: Sequence[DeltaEntry], found: Mapping[int, Delta | Digest], ids: frozenset[bytes]
+) -> tuple[dict[bytes, Coords | None], Manifest]:
+    """Merge the chunk tables of coordinates, smallest first, as far as they fit."""
+    merged = {}
+    for node_id in ids:
+        layers = _layers(entries, found, node_id)
+        if layers is not None:
+            merged[node_id] = merge_layers(layers)
+    packed: list[tuple[int, bytes, Manifest]] = []
+    for node_id, overlay in merged.items():
+        tables: list[ChunkTable] = [] if overlay.table is None else [overlay.table]
+        manifest = Manifest.of([(node_id, table) for table in tables])
+        packed.append((sum(len(data) for _, data in manifest.parts), node_id, manifest))
+    covered: dict[bytes, Coords | None] = {}
+    held = Manifest(())
+    room = _TABLES_BYTES
+    for size, node_id, manifest in sorted(packed, key=lambda one: one[:2]):
+        if size <= room:
+            room -= size
+            covered[node_id] = merged[node_id].truncated
+            held = Manifest(held.parts + manifest.parts)
+    return covered, held
+
+
+def _layers(
+    entries: Sequence[DeltaEntry], found: Mapping[int, Delta | Digest], node_id: bytes
+) -> list[Layer] | None:
+    """The layers of the node in the range; None if some of them are unknown."""
+    layers = []
+    known: set[int] = set()
+    for position in sorted(found):
+        value = found[position]
+        if isinstance(value, Delta):
+            known.add(position)
+            tables = value.embedded.tables(node_id)
+            cut = value.truncated.get(node_id)
+        elif node_id in value.covered:
+            known.update(range(position, position + len(value.truncated)))
+            tables, cut = value.tables.tables(node_id), value.covered[node_id]
+        else:
+            continue
+        if tables or cut is not None:
+            layers.append(Layer(cut, tuple(tables)))
+    speak = {
+        i for i, entry in enumerate(entries) if any(p.node_id == node_id for p in entry.embedded)
+    }
+    cut_in = {
+        position + i
+        for position, value in found.items()
+        if isinstance(value, Digest)
+        for i, cuts in enumerate(value.truncated)
+        if node_id in cuts
+    }
+    return layers if speak | cut_in <= known else None

@@ -1,1 +1,0 @@
-"""Which leaves an array is split into, and which manifest holds each leaf."""

@@ -1,0 +1,579 @@
+"""Which live deltas can locate a chunk, decided from the read list without reading them.
+
+Tables are searched from the newest to the oldest; the first with a row for the chunk decides. The
+search ends early at a table that has a row for every chunk of its box, and at a truncation that
+drops the chunk. A table whose box does not contain the chunk is not fetched.
+
+Which chunks exist is decided for many coordinates at once, without their refs.
+
+Arithmetic of totals: exact counts or upper bounds of chunks and bytes. No I/O
+------------------------------------------------------------------------------
+
+The base has a count for each node. Every live delta or run says by how much it changes the count,
+or what the count is after it. Added up in order they give the totals of a snapshot. Invariants: a
+number marked exact is exact; any other is an upper bound.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import gt
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from zarr_manifests.errors import CorruptObjectError
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.manifest import (
+    Count,
+    Counted,
+    Delta,
+    Digest,
+    Manifest,
+    ManifestRef,
+    Node,
+    NodeKind,
+    Part,
+)
+from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.snapshot import DeltaEntry
+from zarr_manifests.grid import Box, Coords, IndexArray, corners
+from zarr_manifests.planning.leaves import PlacedLeaf
+from zarr_manifests.planning.merge import (
+    Layer,
+    Overlay,
+    in_box,
+    inside,
+    merge_layers,
+    pick,
+    select,
+    within,
+)
+from zarr_manifests.report import Report
+from zarr_manifests.texts import count_text
+
+_MOST_DECIDED: Final = 1 << 20
+"""Chunks of a box up to which it is worth knowing for each whether it is decided."""
+
+
+def check_axes(box: Box, ndim: int) -> None:
+    """Refuse a chunk table with other axes than its node: its chunks would read as absent.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the numbers differ.
+    """
+    if box.ndim != ndim:
+        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
+
+
+class TableSource(Struct, frozen=True, eq=False):
+    """An object with chunk tables of one node, listed in the read list.
+
+    Parameters
+    ----------
+    position : int
+        Position of its entry in the read list.
+    last : int
+        The entry's sequence.
+    blob : BlobRef
+        The object's reference.
+    kind : type
+        The object's type.
+    parts : tuple of Part
+        The node's tables in it, oldest first.
+    manifest : ManifestRef, optional
+        The pointer, if it is a manifest.
+    """
+
+    position: int
+    last: int
+    blob: BlobRef
+    kind: type[Delta] | type[Digest] | type[Manifest]
+    parts: tuple[Part, ...]
+    manifest: ManifestRef | None = None
+
+
+class Truncation(Struct, frozen=True):
+    """A truncation; it drops chunks from everything older than the sequence `last`."""
+
+    last: int
+    shape: Coords
+
+
+class TablePlace(Struct, frozen=True):
+    """One table: its source, and its number among the node's tables there."""
+
+    source: TableSource
+    number: int
+
+
+class Reach(Struct, frozen=True):
+    """What has to be searched for one chunk.
+
+    Parameters
+    ----------
+    places : tuple of TablePlace
+        Tables of live deltas, newest first.
+    base : bool
+        Whether the base is searched if none of these has a row.
+    """
+
+    places: tuple[TablePlace, ...]
+    base: bool
+
+    @property
+    def sources(self) -> list[TableSource]:
+        """The sources of the tables, without duplicates."""
+        return list(dict.fromkeys(place.source for place in self.places))
+
+
+class LiveSources:
+    """The live deltas of one node, as the read list describes them.
+
+    Parameters
+    ----------
+    sources : sequence of TableSource
+        From the oldest to the newest.
+    cuts : mapping of int to Truncation
+        Truncations, by position in the read list. A truncation applies before the tables at the
+        same position.
+    """
+
+    def __init__(self, sources: Sequence[TableSource], cuts: Mapping[int, Truncation]) -> None:
+        self.sources = tuple(sources)
+        self._cuts = dict(sorted(cuts.items()))
+        self._places = [TablePlace(s, n) for s in self.sources for n in range(len(s.parts))]
+        lasts = [cut.last for cut in cuts.values()] + [source.last for source in self.sources]
+        self.oldest = min(lasts, default=0)
+        boxes = [part.box for source in self.sources for part in source.parts]
+        self._axes = {box.ndim: box for box in boxes}
+        if len(self._axes) == 1:
+            self._lo, self._hi = corners(boxes, boxes[0].ndim)
+            self._last = np.array([place.source.last for place in self._places], np.int64)
+
+    def since(self, after: int) -> int:
+        """Return `after`, or 0 if all live deltas are newer: both then select the same deltas."""
+        return after if self.oldest <= after else 0
+
+    def reach(self, coords: Coords, after: int = 0) -> Reach:
+        """What has to be searched for a chunk, counting only deltas newer than `after`.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a table or a truncation has other axes than the chunk.
+        """
+        dropped = -1
+        for position, cut in self._cuts.items():
+            if cut.last > after and not inside(np.array([coords], np.int64), cut.shape)[0]:
+                dropped = position
+        if not self._places:
+            return Reach((), dropped < 0)
+        self._check_axes(len(coords))
+        holds = ((self._lo <= coords) & (coords < self._hi)).all(axis=1) & (self._last > after)
+        places: list[TablePlace] = []
+        for row in np.flatnonzero(holds)[::-1].tolist():
+            place = self._places[row]
+            if place.source.position < dropped:
+                break
+            places.append(place)
+            part = place.source.parts[place.number]
+            if part.count == part.box.size:
+                return Reach(tuple(places), base=False)
+        return Reach(tuple(places), dropped < 0)
+
+    def where(self, wanted: Callable[[int, Box], bool], ndim: int) -> list[TableSource]:
+        """The sources with at least one wanted table, from the oldest to the newest.
+
+        `wanted` is called with the sequence and the box of each table.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a table has not `ndim` axes.
+        """
+        self._check_axes(ndim)
+        return [s for s in self.sources if any(wanted(s.last, part.box) for part in s.parts)]
+
+    def deciding(self, box: Box) -> list[TableSource]:
+        """The sources that may decide where a chunk of the box is, from the oldest to the newest.
+
+        Left out is a table of which newer tables have a row for every chunk of the box.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a table has other axes than the box.
+        """
+        overlaps, found = self.overlap(box), set[TableSource]()
+        undecided = np.ones(box.shape if box.size <= _MOST_DECIDED else (), np.bool_)
+        for row in np.flatnonzero(overlaps)[::-1].tolist():
+            place = self._places[row]
+            part = place.source.parts[place.number]
+            here: tuple[slice, ...] = ()
+            if undecided.ndim:
+                bounds = zip(part.box.lo, part.box.hi, box.lo, strict=True)
+                here = tuple(slice(max(lo - at, 0), hi - at) for lo, hi, at in bounds)
+            if undecided[here].any():
+                found.add(place.source)
+                if undecided.ndim and part.count == part.box.size:
+                    undecided[here] = False
+        return [source for source in self.sources if source in found]
+
+    def in_order(self) -> Iterator[Truncation | TablePlace]:
+        """All truncations and tables, oldest first."""
+        cuts = list(self._cuts.items())[::-1]
+        for place in self._places:
+            while cuts and cuts[-1][0] <= place.source.position:
+                yield cuts.pop()[1]
+            yield place
+        yield from (cut for _, cut in reversed(cuts))
+
+    def overlap(self, box: Box) -> npt.NDArray[np.bool_]:
+        """Which of the tables, oldest first, overlap the box.
+
+        Raises
+        ------
+        CorruptObjectError
+            If a table has other axes than the box.
+        """
+        self._check_axes(box.ndim)
+        if not self._places:
+            return np.zeros(0, np.bool_)
+        lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
+        shared = np.maximum(self._lo, lo) < np.minimum(self._hi, hi)
+        return np.asarray(shared.all(axis=1))
+
+    def _check_axes(self, ndim: int) -> None:
+        for box in self._axes.values():
+            check_axes(box, ndim)
+
+    def layers(self, tables: Mapping[TableSource, Sequence[ChunkTable]]) -> list[tuple[int, Layer]]:
+        """The given tables and all truncations as layers, oldest first, each with its sequence."""
+        found: dict[int, tuple[int, list[ChunkTable]]] = {
+            position: (cut.last, []) for position, cut in self._cuts.items()
+        }
+        for source in self.sources:
+            if source in tables:
+                _, held = found.setdefault(source.position, (source.last, []))
+                held.extend(tables[source])
+        return [
+            (last, Layer(cut.shape if (cut := self._cuts.get(at)) else None, tuple(held)))
+            for at, (last, held) in sorted(found.items())
+        ]
+
+
+class Stack:
+    """What live deltas say of one box: their layers, oldest first.
+
+    Layers that are always wanted together are merged as soon as they have many rows. So chunks that
+    were written again and again take no more memory than chunks that were written once.
+
+    Parameters
+    ----------
+    apart : collection of int
+        The sequences that `after` is called with, besides 0 and such as are newer than all layers.
+    most : int
+        Rows up to which layers are never merged early.
+    """
+
+    def __init__(self, apart: Collection[int], most: int) -> None:
+        self._apart = sorted(apart)
+        self._most = most
+        self._layers: list[tuple[int, Layer]] = []
+        self._new = self._old = 0
+        self.rows = 0
+
+    def add(self, last: int, layer: Layer) -> None:
+        """Put a layer with this sequence on top."""
+        self._layers.append((last, layer))
+        rows = sum(map(len, layer.tables))
+        self.rows += rows
+        self._new += rows
+        if self._new > max(self._most, self._old):
+            self._merge()
+
+    def after(self, after: int) -> Overlay:
+        """All layers with a sequence beyond `after`, merged."""
+        return merge_layers([layer for last, layer in self._layers if last > after])
+
+    def removes(self, after: int) -> bool:
+        """Whether a layer with a sequence beyond `after` may remove chunks."""
+        layers = [layer for last, layer in self._layers if last > after]
+        unset = any((t.kind == RefKind.UNSET).any() for layer in layers for t in layer.tables)
+        return unset or any(layer.truncated is not None for layer in layers)
+
+    def _merge(self) -> None:
+        groups: dict[int, list[tuple[int, Layer]]] = {}
+        for last, layer in self._layers:
+            groups.setdefault(bisect_left(self._apart, last), []).append((last, layer))
+        self._layers = []
+        for group in groups.values():
+            merged = merge_layers([layer for _, layer in group])
+            tables = () if merged.table is None else (merged.table,)
+            self._layers.append((group[-1][0], Layer(merged.truncated, tables)))
+        self._new, self._old = 0, sum(len(t) for _, layer in self._layers for t in layer.tables)
+
+
+def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, Box], bool]:
+    """Return a test whether a table of a given sequence and box can have any of these chunks."""
+    outside = np.ones(len(coords), np.bool_)
+    by_merged: dict[int, list[IndexArray]] = {}
+    for leaf in leaves:
+        here = leaf.part.box.holds(coords)
+        by_merged.setdefault(leaf.merged, []).append(coords[here])
+        outside &= ~here
+    by_merged.setdefault(0, []).append(coords[outside])
+    joined = [(after, np.concatenate(found)) for after, found in by_merged.items()]
+    groups = [(after, some, Box.around_coords(some)) for after, some in joined if len(some)]
+
+    def wanted(last: int, box: Box) -> bool:
+        return any(
+            last > after and around.overlaps(box) and bool(box.holds(some).any())
+            for after, some, around in groups
+        )
+
+    return wanted
+
+
+def picked(overlay: Overlay, coords: IndexArray) -> Overlay:
+    """The overlay, restricted to these chunks."""
+    table = overlay.table
+    if table is not None:
+        check_axes(table.box, coords.shape[1])
+        table = pick(table, coords)
+    return Overlay(overlay.truncated, table)
+
+
+def clipped(overlay: Overlay, box: Box) -> Overlay:
+    """The overlay, restricted to the chunks in the box."""
+    table = overlay.table
+    return Overlay(overlay.truncated, None if table is None else within(table, box))
+
+
+# --- presence ----------------------------------------------------------------------------------
+
+
+def lies_in(box: Box, coords: IndexArray) -> npt.NDArray[np.bool_]:
+    """Which coordinates (int64[n, ndim]) lie in the box.
+
+    Raises
+    ------
+    CorruptObjectError
+        If they have another number of axes than the box.
+    """
+    check_axes(box, coords.shape[1])
+    return box.holds(coords)
+
+
+def has_changes(overlay: Overlay, box: Box) -> bool:
+    """Whether live deltas change a chunk of the box."""
+    cut, table = overlay.truncated, overlay.table
+    if cut is not None and any(map(gt, box.hi, cut)):
+        return True
+    return table is not None and table.box.overlaps(box) and bool(in_box(table, box).any())
+
+
+def rows_in(
+    table: ChunkTable | None, boxes: Iterable[Box], *, outside: bool = False
+) -> ChunkTable | None:
+    """The table's rows in any of the boxes, or, with `outside`, in none of them."""
+    if table is None:
+        return None
+    coords = table.coords()
+    inner = np.zeros(len(coords), np.bool_)
+    for box in boxes:
+        inner |= lies_in(box, coords)
+    return select(table, ~inner if outside else inner)
+
+
+# --- sums -----------------------------------------------------------------------------------------
+
+
+class Amount(Report, Struct, frozen=True):
+    """A number of chunks and of their bytes, each exact or an upper bound.
+
+    Parameters
+    ----------
+    chunks : int
+        Chunks that are there, wherever their bytes are.
+    nbytes : int
+        Bytes of all of them.
+    chunks_exact, nbytes_exact : bool
+        Whether the number is exact; else it is an upper bound.
+    """
+
+    chunks: int = 0
+    nbytes: int = 0
+    chunks_exact: bool = True
+    nbytes_exact: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether both numbers are exact."""
+        return self.chunks_exact and self.nbytes_exact
+
+    def __str__(self) -> str:
+        chunks = ("" if self.chunks_exact else "at most ") + count_text(self.chunks, "chunk")
+        most = "" if self.nbytes_exact else "at most "
+        return f"{chunks}, {most}{count_text(self.nbytes, 'byte')}"
+
+    def __add__(self, other: Amount) -> Amount:
+        """The sum of both."""
+        return Amount(
+            self.chunks + other.chunks,
+            self.nbytes + other.nbytes,
+            self.chunks_exact and other.chunks_exact,
+            self.nbytes_exact and other.nbytes_exact,
+        )
+
+    def at_most(self, most: int) -> Amount:
+        """The amount with a bound of at most `most` chunks."""
+        if self.chunks_exact or self.chunks <= most:
+            return self
+        return Amount(most, self.nbytes, chunks_exact=False, nbytes_exact=self.nbytes_exact)
+
+    @classmethod
+    def from_count(cls, count: Count) -> Amount:
+        """The amount of a stored count."""
+        return cls(
+            count.chunks,
+            count.nbytes,
+            not count.counted & Counted.CHUNKS_AT_MOST,
+            not count.counted & Counted.BYTES_AT_MOST,
+        )
+
+    def to_count(self, node_id: bytes, counted: int = Counted.EXACT) -> Count:
+        """The amount as a stored count of the node."""
+        if not self.chunks_exact:
+            counted |= Counted.CHUNKS_AT_MOST
+        if not self.nbytes_exact:
+            counted |= Counted.BYTES_AT_MOST
+        return Count(node_id, self.chunks, self.nbytes, counted)
+
+
+NOTHING: Final = Amount()
+
+
+def lay_over(amounts: dict[bytes, Amount], entry: DeltaEntry) -> None:
+    """Update the amounts of each node by one entry of the read list."""
+    for count in entry.counts:
+        flags = count.counted
+        before = NOTHING if flags & Counted.WHOLE else amounts.get(count.node_id, NOTHING)
+        amounts[count.node_id] = Amount(  # `before + Amount.from_count(count)`, twice as fast
+            before.chunks + count.chunks,
+            before.nbytes + count.nbytes,
+            before.chunks_exact and not flags & Counted.CHUNKS_AT_MOST,
+            before.nbytes_exact and not flags & Counted.BYTES_AT_MOST,
+        )
+
+
+def difference(before: Amount, after: Amount, count: Count) -> Amount:
+    """How much a commit with this count of a node adds to its amount."""
+    if not count.counted & Counted.WHOLE:
+        return Amount.from_count(count)
+    # Without an exact number before, nothing can be subtracted: all of the new number is the bound.
+    chunks = after.chunks - (before.chunks if before.chunks_exact else 0)
+    return Amount(
+        chunks,
+        after.nbytes - (before.nbytes if before.nbytes_exact else 0),
+        after.chunks_exact and before.chunks_exact,
+        after.nbytes_exact and before.nbytes_exact,
+    )
+
+
+def merged_counts(
+    entries: Sequence[DeltaEntry], after: int, alive: Collection[bytes]
+) -> tuple[Count, ...]:
+    """The counts of a run of these entries, leaving out entries up to the sequence `after`.
+
+    For a node that no longer exists, only a count that says nothing is left is kept: the node may
+    come back, and older entries have counted its chunks.
+    """
+    found: dict[bytes, Count] = {}
+    for entry in entries:
+        if entry.last <= after:
+            continue  # already counted by the base
+        for count in entry.counts:
+            old = found.get(count.node_id)
+            if old is None or count.counted & Counted.WHOLE:
+                found[count.node_id] = count
+                continue
+            whole = old.counted & Counted.WHOLE
+            both = Amount.from_count(old) + Amount.from_count(count)
+            found[count.node_id] = both.to_count(count.node_id, whole)
+    return tuple(
+        count
+        for node_id, count in found.items()
+        if node_id in alive or count == Count(node_id, 0, 0, Counted.WHOLE)
+    )
+
+
+def alive_amounts(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str, Amount]:
+    """The amounts of all arrays and opaque entries among the nodes, by path."""
+    found: dict[str, Amount] = {}
+    for node in nodes:
+        if node.kind is NodeKind.GROUP:
+            continue
+        amount = amounts.get(node.node_id, NOTHING)
+        found[node.path] = amount if amount.chunks_exact else amount.at_most(_most(node))
+    return found
+
+
+def sum_of(amounts: Iterable[Amount]) -> Amount:
+    """The sum of the amounts."""
+    every = [*amounts]
+    return Amount(
+        sum(amount.chunks for amount in every),
+        sum(amount.nbytes for amount in every),
+        all(amount.chunks_exact for amount in every),
+        all(amount.nbytes_exact for amount in every),
+    )
+
+
+def sums_of(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str, int]:
+    """The sums that a snapshot stores about its nodes."""
+    nodes = [*nodes]
+    total = sum_of(alive_amounts(amounts, nodes).values())
+    kinds = Counter(node.kind for node in nodes)
+    return {
+        "arrays": kinds[NodeKind.ARRAY],
+        "groups": kinds[NodeKind.GROUP],
+        "chunks" if total.chunks_exact else "chunks-at-most": total.chunks,
+        "chunk-bytes" if total.nbytes_exact else "chunk-bytes-at-most": total.nbytes,
+    }
+
+
+def changed_sums(
+    sums: Mapping[str, int], before: Mapping[str, int], after: Mapping[str, int]
+) -> dict[str, int]:
+    """The sums of a snapshot of which some nodes have changed.
+
+    `before` and `after` are the sums of these nodes. A sum that was not exact stays an upper bound.
+
+    Examples
+    --------
+    >>> from zarr_manifests.planning.live_deltas import changed_sums
+    >>> before = {"arrays": 1, "groups": 0, "chunks": 2, "chunk-bytes": 20}
+    >>> after = {"arrays": 0, "groups": 0, "chunks": 0, "chunk-bytes": 0}
+    >>> whole = {"arrays": 5, "groups": 1, "chunks-at-most": 9, "chunk-bytes": 90}
+    >>> changed_sums(whole, before, after)
+    {'arrays': 4, 'groups': 1, 'chunks-at-most': 7, 'chunk-bytes': 70}
+    """
+    found = {name: sums[name] - before[name] + after[name] for name in ("arrays", "groups")}
+    for name in ("chunks", "chunk-bytes"):
+        bound = f"{name}-at-most"
+        total, gone, new = (each.get(name, each.get(bound, 0)) for each in (sums, before, after))
+        found[name if name in sums and name in after else bound] = total - gone + new
+    return found
+
+
+def _most(node: Node) -> int:
+    """The largest possible number of chunks of the node."""
+    return 1 if node.array is None else node.array.grid.size

@@ -1,0 +1,499 @@
+"""What decides the meaning of an array's stored values.
+
+Two arrays with the same digest store the same values as the same bytes, compare them alike, and
+take the same ones for missing. Missing values are those that xarray reads as missing: `_FillValue`
+and `missing_value`, and in Zarr v2 the fill value. Scale, offset and units are not part of the
+meaning: bounds are stored values, which a reader decodes like any other.
+
+What is not understood is not measurable, so that nothing is said of it.
+
+An entry of a zone map counts for a coordinate if the chunk there has exactly the address of the
+entry. Whatever happened between (commits, compactions, resets) cannot make an entry wrong: it makes
+it useless.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import accumulate, groupby
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.zone_maps import HASH_BYTES, PAGE_ROWS, Bounds, ZoneTable
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
+from zarr_manifests.planning.merge import (
+    Layer,
+    aligned,
+    merge_layers,
+    pick,
+    rows_at,
+    same_rows,
+    select,
+    split,
+    without_unused_sessions,
+)
+
+_DIGEST_BYTES: Final = 16
+_ATTRIBUTES: Final = ("_FillValue", "missing_value", "_Unsigned", "_Encoding", "dtype")
+_UNREAD: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+WEIGHTS: Final = re.compile(r"([^\s:]+):\s*(\S+)")
+"""A dimension, and what the weights along it are."""
+_NO: Final = ("", "0", "0.0", "false", "no", "none")
+_EXACT: Final = 2**53
+"""Xarray compares larger integers as floats, which also takes their neighbours for missing."""
+_MAX_TEXT_BYTES: Final = 4096
+_BYTES_CODECS: Final = frozenset(
+    {"blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd", "shuffle", "base64"}
+    | {"adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3"}
+)
+_NUMCODECS: Final = "numcodecs."
+_TEXTS: Final = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1)}
+_TIMES: Final = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}
+_PLAIN: Final = frozenset(
+    {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
+    | {"uint8", "uint16", "uint32", "uint64"}
+)
+
+
+class Meaning(Struct, frozen=True, eq=False):
+    """How an array's stored values are compared, and which are missing.
+
+    Parameters
+    ----------
+    digest : bytes
+        16 bytes that are the same for the same meaning.
+    lossless : bool
+        Whether every codec is known to give back exactly what was stored.
+    measurable : bool
+        Whether the values can be compared: numbers, booleans, times and texts of fixed length.
+        If not, the other fields mean nothing.
+    stored : dtype
+        Type of the stored values, in native byte order.
+    dtype : dtype
+        Type in which they are compared: with `_Unsigned`, the unsigned or signed twin.
+    missing : array
+        Values that are missing, besides NaN and NaT; of `dtype`, sorted.
+    fill : scalar array
+        The fill value; of `dtype`.
+    weights : mapping of str to str
+        By dimension, the weights of cells that the attribute `statistics_weights` declares, such as
+        `"lat: cos"`. They are no part of the meaning.
+    deviations : bool
+        Whether the attribute `statistics_std` asks for squared deviations; no part of it either.
+
+    Examples
+    --------
+    >>> import json
+    >>> from zarr_manifests.planning.meaning import Meaning
+    >>> fields = {
+    ...     "zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i2", "fill_value": -9,
+    ...     "order": "C", "filters": None, "compressor": {"id": "zstd", "level": 3},
+    ... }
+    >>> meaning = Meaning.of({".zarray": json.dumps(fields).encode()})
+    >>> meaning.measurable, meaning.lossless, meaning.missing.tolist()
+    (True, True, [-9])
+    """
+
+    digest: bytes
+    lossless: bool = False
+    measurable: bool = False
+    stored: np.dtype[Any] = field(default_factory=lambda: np.dtype("V"))
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype("V"))
+    missing: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    fill: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(()))
+    weights: Mapping[str, str] = {}
+    deviations: bool = False
+
+    @classmethod
+    def of(cls, documents: Mapping[str, bytes]) -> Meaning:
+        """The meaning of an array with these metadata documents, by file name."""
+        return _of_documents(
+            documents.get(V3_DOCUMENT), documents.get(V2_ARRAY), documents.get(V2_ATTRIBUTES)
+        )
+
+    def compared(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Stored values, as they are compared."""
+        if self.stored == self.dtype:
+            return values
+        return values.astype(self.stored, copy=False).view(self.dtype)
+
+    def compares(self, dtype: np.dtype[Any]) -> bool:
+        """Whether bounds of this type are of values that are compared so."""
+        texts = dtype.kind == "S" and self.dtype.kind in "SU"
+        return self.measurable and (texts or dtype == self.dtype)
+
+    def decodable(self, bounds: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Bounds, as stored values that a reader can decode."""
+        if self.dtype.kind == "U":
+            texts = np.strings.decode(bounds, "utf-8", "surrogatepass")
+            return texts.astype(self.stored)
+        return bounds.astype(self.dtype, copy=False).view(self.stored)
+
+
+@lru_cache(maxsize=1024)
+def _of_documents(v3: bytes | None, v2: bytes | None, v2_attributes: bytes | None) -> Meaning:
+    try:
+        fields = json.loads(v3 if v3 is not None else v2 or b"")
+        attributes = (
+            fields.get("attributes") if v3 is not None else json.loads(v2_attributes or "{}")
+        )
+        attributes = dict(attributes or {})
+    except _UNREAD:
+        whole = b"\0".join(part or b"" for part in (v3, v2, v2_attributes))
+        return Meaning(_digest(whole.hex()))
+    structure = {k: v for k, v in fields.items() if k not in ("shape", "attributes")}
+    for name in ("chunk_key_encoding", "dimension_names", "dimension_separator"):
+        structure.pop(name, None)
+    means = {name: attributes[name] for name in _ATTRIBUTES if name in attributes}
+    digest = _digest([structure, means])
+    lossless = _lossless_v3(fields.get("codecs")) if v3 is not None else _lossless_v2(fields)
+    try:
+        found = _understood(fields, attributes)
+    except _UNREAD:
+        found = None
+    if found is None or fields.get("storage_transformers"):
+        return Meaning(digest, lossless)
+    weights = dict(WEIGHTS.findall(str(attributes.get("statistics_weights", ""))))
+    asked = str(attributes.get("statistics_std", 0)).lower() not in _NO
+    deviations = asked and found[1].kind in "biuf"
+    return Meaning(digest, lossless, True, *found, weights, deviations)
+
+
+def as_laid_out(document: Mapping[str, Any], stored: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of stored values, in the byte order that a decoder of their chunks needs."""
+    return np.dtype(document["dtype"]) if document["zarr_format"] == 2 else stored
+
+
+def _digest(value: Any) -> bytes:
+    text = json.dumps(["zone-maps", value], sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+
+
+type _Found = tuple[np.dtype[Any], np.dtype[Any], npt.NDArray[Any], npt.NDArray[Any]]
+
+
+def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Found | None:
+    """Both types, the missing values and the fill value; None if they are not understood."""
+    is_v2 = fields["zarr_format"] == 2
+    given = np.dtype(fields["dtype"]) if is_v2 else _v3_type(fields["data_type"])
+    stored = given.newbyteorder("=")
+    if stored.kind not in "biufmMSU" or stored.itemsize == 0:
+        return None
+    if stored.kind == "f" and stored.itemsize > np.dtype("f8").itemsize:
+        return None
+    if stored.kind in "SU" and stored.itemsize > _MAX_TEXT_BYTES:
+        return None
+    if stored == np.dtype("S1") or "_Encoding" in attributes:
+        return None  # xarray joins characters to texts
+    as_bool = attributes.get("dtype") == "bool" and stored.kind != "b"
+    if as_bool or (stored.kind in "mM" and np.datetime_data(stored)[0] == "generic"):
+        return None
+    dtype = stored
+    twin = {("i", "true"): "u", ("u", "false"): "i"}.get(
+        (stored.kind, str(attributes.get("_Unsigned")))
+    )
+    if twin is not None:
+        dtype = np.dtype(f"{twin}{stored.itemsize}")
+    said = fields.get("fill_value")
+    zero = np.asarray("NaT", stored) if stored.kind in "mM" else np.zeros((), stored)
+    fill = zero if said is None else _scalar(said, stored)
+    absent: list[Any] = []  # exact numbers or texts
+    if is_v2 and said is not None:
+        absent.append(fill.astype(stored).view(dtype)[()])
+    elif "_FillValue" in attributes:
+        fill_value = attributes["_FillValue"]
+        if not is_v2:
+            fill_value = _decoded_fill_value(fill_value, stored)
+        if twin is not None:  # xarray converts this one, and not `missing_value`
+            fill_value = np.asarray(fill_value, stored).view(dtype)[()]
+        absent.append(fill_value)
+    if absent and twin is not None and given != stored:
+        return None  # xarray swaps the bytes of the fill value
+    absent += _flat(attributes.get("missing_value", []))
+    marks = _marks(absent, dtype)
+    return None if marks is None else (stored, dtype, marks, fill.view(dtype))
+
+
+def _v3_type(name: Any) -> np.dtype[Any]:
+    if isinstance(name, Mapping):
+        how = name.get("configuration") or {}
+        name = name["name"]
+        if name in _TEXTS:
+            kind, width = _TEXTS[name]
+            size, rest = divmod(how["length_bytes"], width)
+            if rest:
+                raise ValueError(name)
+            return np.dtype(f"{kind}{size}")
+        if name in _TIMES:
+            return np.dtype(f"{_TIMES[name]}[{how['scale_factor']}{how['unit']}]")
+    if name not in _PLAIN:
+        raise ValueError(name)
+    plain: np.dtype[Any] = np.dtype(name)
+    return plain
+
+
+def _scalar(said: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A fill value as in a document of Zarr."""
+    kind = dtype.kind
+    if kind == "S":
+        return np.asarray(base64.b64decode(said, validate=True), dtype)
+    if kind in "mM":
+        number = np.iinfo(np.int64).min if said == "NaT" else said
+        if type(number) is not int:
+            raise ValueError(said)
+        return np.asarray(number, np.int64).view(dtype)
+    if kind == "f" and isinstance(said, str):
+        if said.startswith("0x"):
+            size = dtype.itemsize
+            return np.asarray(int(said, 16), f"u{size}").view(dtype)
+        named = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+        return np.asarray(named[said], dtype)
+    expected = {"U": str, "b": bool, "i": int, "u": int}.get(kind, int | float)
+    if not isinstance(said, expected):
+        raise TypeError(said)
+    fill = np.asarray(said, dtype)
+    if kind in "iuU" and fill.item() != said:
+        raise ValueError(said)
+    return fill
+
+
+def _decoded_fill_value(said: Any, dtype: np.dtype[Any]) -> Any:
+    """The attribute as xarray decodes it; other writers leave numbers as they are."""
+    if dtype.kind == "S":
+        return base64.standard_b64decode(said)
+    if dtype.kind == "f" and isinstance(said, str):
+        return struct.unpack("<d", base64.standard_b64decode(said))[0]
+    return int(said) if dtype.kind in "iu" else said
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for one in value:
+            yield from _flat(one)
+    else:
+        yield value
+
+
+def _marks(given: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """The given values that a stored value can equal; None if that cannot be said."""
+    marks: list[Any] = []
+    for value in given:
+        if dtype.kind in "mM":
+            return None  # how xarray compares these with numbers is not settled
+        if dtype.kind in "SU":
+            if not isinstance(value, bytes if dtype.kind == "S" else str):
+                return None
+            if np.asarray(value).astype(dtype) == value:
+                marks.append(value)
+            continue
+        number = value.item() if isinstance(value, np.generic) else value
+        if not isinstance(number, int | float):
+            return None
+        if number != number:
+            continue
+        if dtype.kind in "biu":
+            if dtype.itemsize == 8 and abs(number) >= _EXACT:
+                return None
+            low, high = (0, 1) if dtype.kind == "b" else _range(dtype)
+            if number == math.floor(number) and low <= number <= high:
+                marks.append(int(number))
+        else:
+            with np.errstate(all="ignore"):
+                same = float(np.asarray(number, np.float64).astype(dtype)) == number
+            if same:
+                marks.append(number)
+    return np.unique(np.asarray(marks, dtype))
+
+
+def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+# --- codecs ---------------------------------------------------------------------------------------
+
+
+def _lossless_v2(fields: Mapping[str, Any]) -> bool:
+    codecs = [*(fields.get("filters") or []), fields.get("compressor")]
+    return all(
+        codec is None or (isinstance(codec, dict) and _lossless_numcodec(codec.get("id"), codec))
+        for codec in codecs
+    )
+
+
+def _lossless_numcodec(name: object, how: Mapping[str, Any]) -> bool:
+    if name == "delta":  # sums of floats round
+        kinds = {str(how.get(key, how.get("dtype"))).lstrip("<>|=") for key in ("dtype", "astype")}
+        return len(kinds) == 1 and kinds.pop() in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+    return name in _BYTES_CODECS
+
+
+def _lossless_v3(codecs: Any) -> bool:
+    if not isinstance(codecs, list) or not codecs:
+        return False
+    for codec in codecs:
+        name, how = (codec, {}) if isinstance(codec, str) else _named(codec)
+        if name == "sharding_indexed":
+            sound = _lossless_v3(how.get("codecs")) and _lossless_v3(how.get("index_codecs"))
+        elif isinstance(name, str) and name.startswith(_NUMCODECS):
+            sound = _lossless_numcodec(name.removeprefix(_NUMCODECS), how)
+        else:
+            sound = name in ("bytes", "transpose", "zstd", "gzip", "blosc", "crc32c")
+        if not sound:
+            return False
+    return True
+
+
+def _named(codec: Any) -> tuple[Any, Mapping[str, Any]]:
+    if not isinstance(codec, dict):
+        return None, {}
+    how = codec.get("configuration")
+    return codec.get("name"), how if isinstance(how, dict) else {}
+
+
+# --- entries -----------------------------------------------------------------------------------
+
+_COMPARED: Final = ("kind", "source", "number", "offset", "length", "crc32c")
+
+
+def zones_of_chunks(meaning: bytes, table: ChunkTable, bounds: Bounds) -> ZoneTable | None:
+    """The entries of the chunks in a table; row i of `bounds` describes row i of `table`.
+
+    None if no chunk can have one. A chunk in a file elsewhere has none if nothing tells the file's
+    versions apart: neither etag, nor modification time, nor a checksum of the chunk.
+    """
+    known = _identified(table)
+    if not known.any():
+        return None
+    return ZoneTable(meaning, _addresses(select(table, known)), bounds.take(known))
+
+
+def _identified(table: ChunkTable) -> npt.NDArray[np.bool_]:
+    """Rows whose address tells their chunk from all others."""
+    known: npt.NDArray[np.bool_] = table.kind != RefKind.UNSET
+    virtual = table.kind == RefKind.VIRTUAL
+    if virtual.any():
+        dated = table.virtual.modified_ms >= 0
+        if table.virtual.etags:
+            dated |= np.array(table.virtual.etags) != ""
+        known &= ~virtual | dated[np.where(virtual, table.source, 0)] | (table.number == 1)
+    return known
+
+
+def _addresses(table: ChunkTable) -> ChunkTable:
+    """The table with addresses only: hashes of inline chunks, no checksums of native ones."""
+    inline = np.flatnonzero(table.kind == RefKind.INLINE)
+    crc = np.where(table.kind == RefKind.VIRTUAL, table.crc32c, 0)
+    if not len(inline):
+        return replace(table, crc32c=crc)
+    offset, length = table.offset.copy(), table.length.copy()
+    places = zip(offset[inline].tolist(), length[inline].tolist(), strict=True)
+    hashes = [
+        blake2b(table.inline[at : at + n], digest_size=HASH_BYTES).digest() for at, n in places
+    ]
+    offset[inline], length[inline] = np.arange(len(inline)) * HASH_BYTES, HASH_BYTES
+    return replace(table, crc32c=crc, offset=offset, length=length, inline=b"".join(hashes))
+
+
+def valid(zones: ZoneTable, table: ChunkTable | None) -> npt.NDArray[np.bool_]:
+    """Which entries describe the chunk that `table` has at their coordinate (bool[n])."""
+    count = np.zeros(len(zones), np.bool_)
+    if table is None or not table.box.overlaps(zones.box):
+        return count
+    if same_rows(zones.addresses, table):  # as those of chunks that were written together have
+        due = known = _identified(table)
+    else:
+        coords = zones.coords()
+        # Only these rows are looked at, since there may be many others. Both are in C order.
+        table = without_unused_sessions(pick(table, coords))
+        known = _identified(table)
+        rows = rows_at(table, coords)
+        due = rows >= 0
+        due[due] = known[rows[due]]
+    if not due.any():
+        return count
+    mine, its = aligned(select(zones.addresses, due), _addresses(select(table, known)))
+    same = np.ones(len(mine), np.bool_)
+    inline = mine.kind == RefKind.INLINE
+    for name in _COMPARED:
+        equal = getattr(mine, name) == getattr(its, name)
+        # Where the hash lies is no part of the address.
+        same &= (equal | inline) if name == "offset" else equal
+    both = inline & same
+    if both.any():
+        same[both] = (_hashes(mine, both) == _hashes(its, both)).all(axis=1)
+    count[due] = same
+    return count
+
+
+def _hashes(addresses: ChunkTable, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    hashes = np.frombuffer(addresses.inline, np.uint8).reshape(-1, HASH_BYTES)
+    return hashes[addresses.offset[rows] // HASH_BYTES]
+
+
+def taken(zones: ZoneTable, keep: npt.NDArray[np.bool_]) -> ZoneTable | None:
+    """The entries for which `keep` is true; None if it is for none."""
+    if keep.all():
+        return zones
+    if not keep.any():
+        return None
+    return ZoneTable(zones.meaning, select(zones.addresses, keep), zones.bounds.take(keep))
+
+
+def merged(tables: Sequence[ZoneTable]) -> ZoneTable:
+    """Entries of one meaning and one type in one table, oldest first: the newest of each chunk."""
+    if len(tables) == 1:
+        return tables[0]
+    addresses = merge_layers([Layer(None, tuple(zones.addresses for zones in tables))]).table
+    assert addresses is not None  # no table is empty
+    coords = addresses.coords()
+    # Number the rows of all tables through, and find the row of each coordinate in the newest.
+    starts = accumulate((len(zones) for zones in tables), initial=0)
+    rows = np.zeros(len(addresses), np.int64)
+    for zones, start in zip(tables, starts, strict=False):
+        at = rows_at(zones.addresses, coords)
+        rows = np.where(at >= 0, at + start, rows)
+    bounds = Bounds.joined([zones.bounds for zones in tables]).take(rows)
+    return ZoneTable(tables[0].meaning, addresses, bounds)
+
+
+def like(zones: ZoneTable, other: ZoneTable) -> bool:
+    """Whether the entries can be merged: one meaning, one type, as many axes."""
+    return _alike(zones) == _alike(other)
+
+
+def _alike(zones: ZoneTable) -> tuple[bytes, str, int]:
+    dtype = zones.bounds.low.dtype
+    # Texts of any length go together.
+    return zones.meaning, "text" if dtype.kind == "S" else dtype.str, zones.box.ndim
+
+
+def merged_alike(tables: Iterable[ZoneTable]) -> list[ZoneTable]:
+    """Entries, oldest first, in one table for each meaning and type."""
+    groups = groupby(sorted(tables, key=_alike), key=_alike)
+    return [merged([*same]) for _, same in groups]
+
+
+def in_pages(zones: ZoneTable) -> Iterator[ZoneTable]:
+    """The entries in tables of at most `PAGE_ROWS`, in boxes that do not overlap."""
+    if len(zones) <= PAGE_ROWS:
+        yield zones
+        return
+    start = 0
+    for part in split(zones.addresses, PAGE_ROWS):
+        stop = start + len(part)
+        yield ZoneTable(zones.meaning, part, zones.bounds.take(slice(start, stop)))
+        start = stop

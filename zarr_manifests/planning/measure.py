@@ -1,0 +1,826 @@
+"""Bounds, counts and sums of the chunks of a block of values.
+
+Small chunks are measured together, and large ones piece by piece, so that values are read from the
+processor's cache after the first pass. Most take three passes, for the smallest value, the largest
+one and the sum. Only where the first two show that values may be missing, further passes count them
+and leave them out.
+
+Numbers and booleans are compared as they are, times as the integers they are stored as, and texts
+by their positions among the texts of the block. Numbers and booleans have a sum.
+
+Groups of the cells of an array: what is selected along each axis, and what is known of each
+--------------------------------------------------------------------------------------------
+
+A group has the cells that go to one cell of an answer. Rows of `Bounds`, of whole chunks or of runs
+of cells, are added to the groups that they belong to.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import pairwise, product
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from zarr_manifests.format.zone_maps import HASH_BYTES, NO_SUM, Bounds, Weighted, sum_type
+from zarr_manifests.grid import Box, Coords, IndexArray, grid_clips, grid_shape
+
+type _Values = npt.NDArray[Any]
+type _Room = npt.NDArray[np.uint8]
+
+_MOST_SUM: Final = 2**62
+_SLAB: Final = 2**17
+"""Number of values in chunks that are measured together."""
+LARGE_BYTES: Final = 2**18
+"""Chunks that are larger are measured one by one."""
+PIECE_BYTES: Final = 2**20
+"""Large chunks are measured in pieces of so many bytes, which a processor's cache holds.
+
+Smaller pieces take longer: each means more calls, and turns for other threads.
+"""
+_quiet: Final = np.errstate(invalid="ignore", over="ignore")
+"""A sum may be of infinities of both signs, or too large."""
+_FEW: Final = 32
+"""Chunks with at most so many values in a row are reduced column by column, which is faster."""
+
+
+def measure(
+    values: _Values,
+    chunk_shape: Sequence[int],
+    missing: _Values,
+    room: _Room | None = None,
+    *,
+    weights: CellWeights | None = None,
+    at: Coords | None = None,
+    deviations: bool = False,
+) -> Bounds:
+    """Measure the chunks of a block; one row for each, in C order.
+
+    Missing cells include those with NaN or NaT.
+
+    Parameters
+    ----------
+    values : array
+        The block, as `Meaning.compared` returns it. It starts where a chunk starts. Chunks that it
+        cuts off are at the array's edge: their padding is not measured.
+    chunk_shape : sequence of int
+        Shape of a chunk.
+    missing : array
+        The values that are missing, besides NaN and NaT, as `Meaning.missing`.
+    room : uint8[PIECE_BYTES], optional
+        Memory to use. New memory often has no pages yet, and to get these takes longer than to
+        measure a chunk.
+    weights : CellWeights, optional
+        Those of the block, of numbers; with `at`, the coordinates of its first chunk, those of the
+        array.
+    deviations : bool
+        Whether to measure squared deviations, too.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.planning.measure import measure
+    >>> values = np.array([3, 1, -9, 7, -9], "i2")
+    >>> found = measure(values, (2,), np.array([-9], "i2"))
+    >>> found.low.tolist()[:2], found.high.tolist()[:2], found.bounded.tolist()
+    ([1, 7], [3, 7], [True, True, False])
+    >>> found.missing.tolist(), found.sums.tolist()
+    ([0, 1, 1], [4, 7, 0])
+    """
+    if values.dtype.kind in "SU":
+        return _measured_texts(values, chunk_shape, missing)
+    if not values.ndim:
+        values, chunk_shape = values.reshape(1), (1,)
+    found = _measured_block(values, chunk_shape, missing, room)
+    if weights is None and not deviations:
+        return found
+    how: Any = {"deviations": deviations, "some": bool(found.missing.any())}
+    return replace(found, **_declared(values, chunk_shape, missing, weights, at, **how))
+
+
+def _measured_block(
+    values: _Values, chunk_shape: Sequence[int], missing: _Values, room: _Room | None
+) -> Bounds:
+    clips = grid_clips(values.shape, chunk_shape)
+    axes = _in_memory(values)
+    values, chunk_shape = values.transpose(axes), [chunk_shape[axis] for axis in axes]
+    dtype, number, marks = _numbers(values.dtype, missing)
+    grid = grid_shape(values.shape, chunk_shape)
+    if math.prod(grid) == 1:
+        block = values.astype(dtype, copy=False).view(number)
+        columns = [np.array([one]) for one in (*_measured_chunk(block, marks, room), values.size)]
+    else:
+        columns = [np.empty(grid, of) for of in (number, number, "i8", "i8", _adds(number), "i8")]
+        for place, sizes in _alike(values.shape, chunk_shape):
+            columns[-1][place] = whole = math.prod(sizes)
+            is_large = whole * number.itemsize > LARGE_BYTES
+            for at in _slabs(place, 1 if is_large else _SLAB // whole):
+                starts = [part.start * n for part, n in zip(at, chunk_shape, strict=True)]
+                block = values[_inside(starts, at, sizes)].astype(dtype, copy=False).view(number)
+                found: tuple[_Values | int, ...]
+                if is_large:
+                    found = _measured_chunk(block, marks, room)
+                else:
+                    found = _measured(*_split(block, sizes), marks)
+                for column, one in zip(columns, found, strict=False):
+                    column[at] = np.reshape(one, column[at].shape) if np.ndim(one) else one
+        back = [axes.index(axis) for axis in range(len(axes))]
+        columns = [column.transpose(back).ravel() for column in columns]
+    return _bounds(dtype, clips, *columns)
+
+
+def _adds(number: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which numbers of a type are added; it wraps around."""
+    return np.dtype({"f": "f8", "u": "u8"}.get(number.kind, "i8"))
+
+
+def _bounds(
+    dtype: np.dtype[Any],
+    clips: IndexArray,
+    low: _Values,
+    high: _Values,
+    gone: IndexArray,
+    nan: IndexArray,
+    sums: _Values,
+    cells: IndexArray,
+) -> Bounds:
+    """Columns of one row for each chunk."""
+    bounded = gone < cells
+    kind = sum_type(dtype)
+    if kind is None or dtype.kind == "f":
+        total = np.full(len(low), np.nan) if kind is None else sums
+    else:
+        # Beyond this a sum may have wrapped around.
+        most = np.maximum(np.abs(low.astype(np.float64)), np.abs(high.astype(np.float64)))
+        wraps = bounded & (most * cells > _MOST_SUM)
+        total = np.where(wraps, NO_SUM, np.where(bounded, sums.view(np.int64), 0))
+    return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, total, clips)
+
+
+class CellWeights(Struct, frozen=True, eq=False, dict=True):
+    """Weights of an array's cells: the product of one weight for each axis.
+
+    Parameters
+    ----------
+    along : tuple of (float64[n] or None)
+        For each axis the weights of its positions; None for 1.
+    whole : bytes, optional
+        The digest, if these are the weights of a part of the cells.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.planning.measure import CellWeights
+    >>> values, weights = np.array([3, 1, -9, 7], "i2"), CellWeights((np.array([1, 2, 3, 4.0]),))
+    >>> sums, there = weights.weigh(values, (2,), np.array([-9], "i2"), some=True)
+    >>> sums.tolist(), there.tolist()
+    ([5.0, 28.0], [3.0, 4.0])
+    """
+
+    along: tuple[npt.NDArray[np.float64] | None, ...]
+    whole: bytes | None = None
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Hash of the weights of all cells."""
+        if self.whole is not None:
+            return self.whole
+        parts = [b"" if one is None else one.astype("<f8").tobytes() for one in self.along]
+        whole = b"".join(blake2b(part, digest_size=HASH_BYTES).digest() for part in parts)
+        return blake2b(whole, digest_size=HASH_BYTES).digest()
+
+    def inside(self, place: Sequence[slice]) -> CellWeights:
+        """Those of the cells of a block."""
+        parts = zip(self.along, place, strict=True)
+        inside = tuple(None if one is None else one[cells] for one, cells in parts)
+        return CellWeights(inside, self.digest)
+
+    def weigh(
+        self, values: _Values, chunk_shape: Sequence[int], missing: _Values, *, some: bool
+    ) -> tuple[_Values, _Values]:
+        """Weighted sums, and weights, of the chunks of a block of numbers with these weights.
+
+        The block is as in `measure`; `some` says whether there are missing values.
+        """
+        added, there = _present(values, missing, some=some)
+        whole = np.ones((1,) * values.ndim)
+        # Those without weights first, the last one above all: few values are left to multiply.
+        for axis in sorted(range(values.ndim), key=lambda at: (self.along[at] is not None, -at)):
+            starts, shape = np.arange(0, values.shape[axis], chunk_shape[axis]), [1] * values.ndim
+            shape[axis] = values.shape[axis]
+            one = self.along[axis]
+            weights = None if one is None else one.reshape(shape)
+            whole = whole * _summed(np.ones(shape), starts, axis, weights)
+            if one is None and chunk_shape[axis] == 1:
+                continue
+            added = _summed(added, starts, axis, weights)
+            there = None if there is None else _summed(there, starts, axis, weights)
+        return added.astype("f8").ravel(), (whole if there is None else there).ravel()
+
+
+def _declared(
+    values: _Values,
+    chunk_shape: Sequence[int],
+    missing: _Values,
+    weights: CellWeights | None,
+    at: Coords | None,
+    *,
+    deviations: bool,
+    some: bool,
+) -> dict[str, Any]:
+    """What an array declares besides, of the chunks of a block: more columns of `Bounds`."""
+    found: dict[str, Any] = {}
+    if weights is not None:
+        if at is not None:
+            sides = zip(at, chunk_shape, values.shape, strict=True)
+            weights = weights.inside([slice(lo * n, lo * n + size) for lo, n, size in sides])
+        both = weights.weigh(values, chunk_shape, missing, some=some)
+        found["weighted"] = Weighted(weights.digest, *both)
+    if deviations:
+        line = chunk_shape[0] * max(_SLAB // (chunk_shape[0] * values[:1].size), 1)
+        parts = (values[at : at + line] for at in range(0, len(values), line))
+        found["squares"] = np.concatenate([_squares(p, chunk_shape, missing, some) for p in parts])
+    return found
+
+
+@_quiet
+def _squares(
+    values: _Values, chunk_shape: Sequence[int], missing: _Values, some: bool
+) -> npt.NDArray[np.float64]:
+    """Sums of the squared deviations from the mean of each chunk; infinite with infinities."""
+    plain, none = CellWeights((None,) * values.ndim), missing[:0]
+    added, there = _present(values, missing, some=some)
+    sums, cells = plain.weigh(added, chunk_shape, none, some=False)
+    if there is not None:
+        cells, _ = plain.weigh(there, chunk_shape, none, some=False)
+    cells = np.maximum(cells, 1)
+    means = np.where(np.isfinite(sums), sums, 0.0) / cells
+    means = means.reshape(grid_shape(values.shape, chunk_shape))
+    for axis, (size, chunk) in enumerate(zip(values.shape, chunk_shape, strict=True)):
+        means = np.repeat(means, np.diff([*range(0, size, chunk), size]), axis)
+    off = added.astype(np.float64) - means
+    off = off if there is None else off * there
+    sums, _ = plain.weigh(off, chunk_shape, none, some=False)
+    squares, _ = plain.weigh(off * off, chunk_shape, none, some=False)
+    found = np.maximum(squares - sums * sums / cells, 0.0)
+    return np.where(np.isfinite(found), found, np.inf)
+
+
+def _present(values: _Values, missing: _Values, *, some: bool) -> tuple[_Values, _Values | None]:
+    """Numbers with 0 in place of missing ones, and 1 where there is one; None: everywhere."""
+    dtype, number, marks = _numbers(values.dtype, missing)
+    added: _Values = values.astype(dtype, copy=False).view(number)
+    if not some:
+        return added, None
+    absent = np.isnan(added) if dtype.kind == "f" else np.zeros(added.shape, np.bool_)
+    for mark in marks:
+        absent |= added == mark
+    return _zeroed(added, absent), np.where(absent, 0.0, 1.0)
+
+
+@_quiet
+def _summed(
+    values: _Values, starts: IndexArray, axis: int, weights: _Values | None = None
+) -> _Values:
+    """Sums of the runs that start there."""
+    values = values if weights is None else values * weights
+    if len(starts) == 1:
+        return np.asarray(np.add.reduce(values, axis=axis, dtype=np.float64, keepdims=True))
+    return np.add.reduceat(values, starts, axis=axis, dtype=np.float64)
+
+
+class Extent(NamedTuple):
+    """Bounds, counts and sum of one chunk.
+
+    Parameters
+    ----------
+    low, high : number
+        Bounds of the values that are not missing; nothing, if there are none.
+    missing, nan : int
+        As in `Bounds`.
+    sum : number
+        Sum of the values that are not missing; wrapped around, where it is too large.
+    cells : int
+        Number of all cells.
+    """
+
+    low: Any
+    high: Any
+    missing: int
+    nan: int
+    sum: Any
+    cells: int
+
+
+class ChunkMeasures:
+    """Bounds and counts of chunks without padding, which any thread adds one by one.
+
+    Beside the passes over its values, a chunk takes less time than with `measure`.
+
+    Parameters
+    ----------
+    dtype : dtype
+        The chunks' type, not of texts.
+    missing : array
+        As in `measure`.
+    weights : CellWeights, optional
+        Those of the array.
+    deviations : bool
+        Whether to measure these, too.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from zarr_manifests.planning.measure import ChunkMeasures
+    >>> found = ChunkMeasures(np.dtype("i2"), np.array([-9], "i2"))
+    >>> found.add((3,), np.array([-9, 7], "i2")).missing
+    1
+    >>> _ = found.add((2,), np.array([3, 1], "i2"))
+    >>> box, index, bounds = found.rows()
+    >>> len(found), box.lo, index.tolist(), bounds.low.tolist(), bounds.missing.tolist()
+    (2, (2,), [0, 1], [1, 7], [0, 1])
+    """
+
+    def __init__(
+        self,
+        dtype: np.dtype[Any],
+        missing: _Values,
+        weights: CellWeights | None = None,
+        *,
+        deviations: bool = False,
+    ) -> None:
+        self._dtype, self._number, self._marks = _numbers(dtype, missing)
+        self._found: dict[Coords, Extent] = {}
+        self._missing, self._weights, self._deviations = missing, weights, deviations
+        self._declared: dict[Coords, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, coords: Coords, chunk: _Values, room: _Room | None = None) -> Extent:
+        """Measure the chunk at these coordinates; `room` as in `measure`."""
+        values = chunk.astype(self._dtype, copy=False).view(self._number)
+        if not values.flags.c_contiguous:
+            values = values.transpose(_in_memory(values))
+        found = Extent(*_measured_chunk(values, self._marks, room), values.size)
+        self._found[coords] = found
+        if self._weights is not None or self._deviations:
+            how: Any = {"deviations": self._deviations, "some": found.missing > 0}
+            of_chunk = chunk, chunk.shape, self._missing, self._weights, coords
+            self._declared[coords] = _declared(*of_chunk, **how)
+        return found
+
+    def rows(self) -> tuple[Box, IndexArray, Bounds]:
+        """A box around the chunks, their linear indexes in it, and their bounds.
+
+        They are in C order; there is at least one.
+        """
+        every = sorted(self._found)
+        number, count = self._number, np.dtype(np.int64)
+        kinds = (number, number, count, count, _adds(number), count)
+        columns = zip(*(self._found[at] for at in every), strict=True)
+        found = [np.array(one, kind) for one, kind in zip(columns, kinds, strict=True)]
+        coords = np.array(every, np.int64).reshape(len(every), -1)
+        box = Box(tuple(coords.min(0).tolist()), tuple((coords.max(0) + 1).tolist()))
+        bounds = _bounds(self._dtype, np.zeros(len(every), np.int64), *found)
+        more = [self._declared[at] for at in every if at in self._declared]
+        if self._weights is not None:
+            both = (
+                np.concatenate([getattr(one["weighted"], name) for one in more])
+                for name in ("sums", "weights")
+            )
+            bounds = replace(bounds, weighted=Weighted(self._weights.digest, *both))
+        if self._deviations:
+            bounds = replace(bounds, squares=np.concatenate([one["squares"] for one in more]))
+        return box, box.ravel(coords), bounds
+
+
+def _numbers(
+    dtype: np.dtype[Any], missing: _Values
+) -> tuple[np.dtype[Any], np.dtype[Any], _Values]:
+    """A type in native order, the numbers it is compared as, and what is missing among these."""
+    dtype = dtype.newbyteorder("=")
+    number = np.dtype({"b": "u1", "M": "i8", "m": "i8"}.get(dtype.kind, dtype))
+    marks = missing.astype(dtype).view(number)
+    if dtype.kind in "mM":
+        marks = np.append(marks, np.iinfo(np.int64).min)  # NaT
+    return dtype, number, marks
+
+
+def _in_memory(values: _Values) -> list[int]:
+    """The axes in memory order, in which values are read fast."""
+    return sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
+
+
+def _measured_texts(values: _Values, chunk_shape: Sequence[int], missing: _Values) -> Bounds:
+    every = np.concatenate([values.ravel(), missing.astype(values.dtype)])
+    texts, positions = np.unique(every, return_inverse=True)
+    inside, marks = np.split(positions.astype(np.int64), [values.size])
+    found = measure(inside.reshape(values.shape), chunk_shape, np.unique(marks))
+    ends = [texts[np.where(found.bounded, at, 0)] for at in (found.low, found.high)]
+    if values.dtype.kind == "U":
+        ends = [np.strings.encode(end, "utf-8", "surrogatepass") for end in ends]
+    low, high = (end.astype(f"S{values.dtype.itemsize}") for end in ends)
+    none = np.full(len(found), np.nan)
+    return Bounds(low, high, found.bounded, found.missing, found.nan, none, found.clip)
+
+
+def _alike(
+    shape: Sequence[int], chunk_shape: Sequence[int]
+) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...]]]:
+    """The parts of a grid in which chunks have the same shape, and that shape without padding."""
+    axes = []
+    for size, chunk in zip(shape, chunk_shape, strict=True):
+        whole, rest = divmod(size, chunk) if chunk else (0, 0)
+        parts = [(slice(0, whole), chunk), (slice(whole, whole + 1), rest)]
+        axes.append([(at, n) for at, n in parts if n and at.stop > at.start])
+    for one in product(*axes):
+        yield tuple(at for at, _ in one), tuple(n for _, n in one)
+
+
+def _slabs(place: Sequence[slice], room: int) -> Iterator[tuple[slice, ...]]:
+    """Boxes of at most `room` chunks, or of one."""
+    counts = [part.stop - part.start for part in place]
+    steps = [1] * len(counts)
+    for axis in reversed(range(len(counts))):
+        steps[axis] = max(1, min(room, counts[axis]))
+        room = room // steps[axis] if steps[axis] == counts[axis] else 0
+    ranges = [range(p.start, p.stop, step) for p, step in zip(place, steps, strict=True)]
+    for starts in product(*ranges):
+        parts = zip(starts, steps, place, strict=True)
+        yield tuple(slice(first, min(first + step, p.stop)) for first, step, p in parts)
+
+
+def _inside(starts: Sequence[int], at: Sequence[slice], sizes: Sequence[int]) -> tuple[slice, ...]:
+    """The cells of a slab that starts there."""
+    parts = zip(starts, at, sizes, strict=True)
+    return tuple(slice(first, first + (part.stop - part.start) * n) for first, part, n in parts)
+
+
+@_quiet
+def _measured(
+    values: _Values, axes: Sequence[int], marks: _Values, *, has_nan: bool = False
+) -> tuple[_Values, _Values, _Values | int, _Values | int, _Values]:
+    """Least and greatest value, number of missing values and of NaN, and sum, along these axes.
+
+    Where all values are missing, the first two mean nothing. `has_nan` says that there may be NaN.
+    """
+    low = _reduced(np.fmin if has_nan else np.minimum, values, axes)
+    if not has_nan and values.dtype.kind == "f" and np.isnan(low).any():
+        return _measured(values, axes, marks, has_nan=True)
+    high = _reduced(np.fmax if has_nan else np.maximum, values, axes)
+    seen = [mark for mark in marks if ((low <= mark) & (mark <= high)).any()]
+    absent = [values == mark for mark in seen]
+    nan: _Values | int = 0
+    if has_nan:
+        absent.append(np.isnan(values))
+        nan = _counted(absent[-1], axes)
+    if not absent:
+        return low, high, 0, 0, _added(values, axes)
+    missing = np.asarray(functools.reduce(np.logical_or, absent))
+    if any((low == mark).any() or (high == mark).any() for mark in seen):
+        rests = zip((np.fmin, np.fmax), _without(values, missing), strict=True)
+        low, high = (_reduced(how, rest, axes) for how, rest in rests)
+        if values.dtype.kind == "i":
+            top = np.iinfo(values.dtype).min
+            low, high = (end.view(values.dtype) ^ top for end in (low, high))
+    return low, high, _counted(missing, axes), nan, _added(_zeroed(values, missing), axes)
+
+
+@_quiet
+def _measured_chunk(
+    chunk: _Values, marks: _Values, room: _Room | None
+) -> tuple[Any, Any, int, int, Any]:
+    """The same of one chunk, in few steps: between other work, each takes long."""
+    least: Any = None
+    most: Any = None
+    adds = _adds(chunk.dtype)
+    total = adds.type(0)
+    gone = nan = seen = empty = 0
+    for part in _pieces(chunk, room):
+        # Where one piece has NaN, so has the next, most likely.
+        low: Any = np.nan if empty else np.minimum.reduce(part)
+        has_nan = low != low  # NaN passes on
+        high: Any = low if has_nan else np.maximum.reduce(part)
+        if has_nan or any(low <= mark <= high for mark in marks):
+            low, high, *counts, added = _measured(part, [0], marks, has_nan=bool(has_nan))
+            missing, empty = map(int, counts)
+        else:
+            missing, empty, added = 0, 0, np.add.reduce(part, dtype=adds)
+        if least is None or missing < part.size:
+            known = least is not None and gone < seen
+            least = min(least, low) if known else low
+            most = max(most, high) if known else high
+        gone, nan, seen = gone + missing, nan + empty, seen + part.size
+        total = total + added
+    return least, most, gone, nan, total
+
+
+def _pieces(chunk: _Values, room: _Room | None) -> Iterator[_Values]:
+    """The values in rows of at most `PIECE_BYTES`; each may be gone when the next is made.
+
+    They are copied where they are not contiguous.
+    """
+    most = PIECE_BYTES // chunk.itemsize
+    if chunk.flags.c_contiguous:
+        row = chunk.reshape(-1)
+        yield from (row[at : at + most] for at in range(0, row.size, most))
+        return
+    width = math.prod(chunk.shape[1:])
+    step = most // width
+    if not step:
+        for part in chunk:
+            yield from _pieces(part, room)
+        return
+    if room is None:
+        room = np.empty(PIECE_BYTES, np.uint8)
+    row = room[: step * width * chunk.itemsize].view(chunk.dtype)
+    copied = row.reshape(step, *chunk.shape[1:])
+    for at in range(0, len(chunk), step):
+        part = chunk[at : at + step]
+        copied[: len(part)] = part
+        yield row[: len(part) * width]
+
+
+def _split(block: _Values, sizes: Sequence[int]) -> tuple[_Values, list[int]]:
+    """A block with axes for chunks and for cells apart, and which axes are of cells.
+
+    Neighbouring axes of one kind are joined. This copies a single chunk that is not contiguous,
+    which is faster than to reduce it as it lies.
+    """
+    parts: list[tuple[int, bool]] = []
+    for size, chunk in zip(block.shape, sizes, strict=True):
+        for length, inside in ((size // chunk, False), (chunk, True)):
+            if length > 1 and parts and parts[-1][1] == inside:
+                parts[-1] = parts[-1][0] * length, inside
+            elif length > 1:
+                parts.append((length, inside))
+    view = block.reshape([length for length, _ in parts])
+    return view, [axis for axis, (_, inside) in enumerate(parts) if inside]
+
+
+def _reduced(how: np.ufunc, values: _Values, axes: Sequence[int]) -> _Values:
+    """Reduce the axes, the last one at the end, when the fewest values are left of it."""
+    for done, axis in enumerate(axes):
+        at = axis - done
+        few = at == values.ndim - 1 and values.ndim > 1 and values.shape[at] <= _FEW
+        if few:
+            out = values[..., 0].copy()
+            for column in range(1, values.shape[at]):
+                how(out, values[..., column], out=out)
+            values = out
+        else:
+            values = how.reduce(values, axis=at)
+    return np.asarray(values)
+
+
+def _added(values: _Values, axes: Sequence[int]) -> _Values:
+    return np.asarray(np.add.reduce(values, axis=tuple(axes), dtype=_adds(values.dtype)))
+
+
+def _counted(where: npt.NDArray[np.bool_], axes: Sequence[int]) -> _Values:
+    """How many are true; sums are as narrow as they can be, which is faster."""
+    if where.ndim == len(axes):
+        return np.asarray(np.count_nonzero(where))
+    counts, most = where.view(np.uint8), 1
+    for done, axis in enumerate(axes):
+        most *= counts.shape[axis - done]
+        counts = np.add.reduce(counts, axis=axis - done, dtype=np.min_scalar_type(most))
+    return counts
+
+
+def _zeroed(values: _Values, missing: npt.NDArray[np.bool_]) -> _Values:
+    """The values with 0 in place of missing ones, without a branch for each value."""
+    bits = missing.view(np.uint8).astype(f"u{values.itemsize}")
+    np.subtract(bits, bits.dtype.type(1), out=bits)
+    zeroed: _Values = np.bitwise_and(values.view(bits.dtype), bits, out=bits)
+    return zeroed.view(values.dtype)
+
+
+def _without(values: _Values, missing: npt.NDArray[np.bool_]) -> tuple[_Values, _Values]:
+    """The values without the missing ones, as `fmin` and `fmax` take them.
+
+    Missing floats become NaN, whose bits are all ones. Integers become unsigned ones in the same
+    order, in which missing ones are the greatest, or the least. There is no branch for each value:
+    where missing ones are strewn about, it would take ten times as long.
+    """
+    dtype = values.dtype
+    bits = missing.view(np.int8).astype(f"i{dtype.itemsize}")
+    bits = np.negative(bits, out=bits).view(f"u{dtype.itemsize}")
+    raw = values.view(bits.dtype)
+    if dtype.kind == "f":
+        rest = np.bitwise_or(raw, bits, out=bits).view(dtype)
+        return rest, rest
+    if dtype.kind == "i":
+        raw = raw ^ bits.dtype.type(1 << (8 * dtype.itemsize - 1))
+    others = raw | bits
+    return others, np.bitwise_and(raw, np.invert(bits, out=bits), out=bits)
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+type Rows = tuple[Bounds, IndexArray, IndexArray, _Values, IndexArray | int]
+"""Rows, the group of each, the numbers and weights of all its cells, and what is too large for its
+sum, in units of 2^32."""
+
+HALF: Final = 32
+"""Bits of the lower one of the two halves in which sums of integers are kept."""
+LOW: Final = 2**HALF - 1
+
+
+class GroupedAxis(Struct, frozen=True, eq=False):
+    """What is selected along an axis.
+
+    Parameters
+    ----------
+    name : str or None
+        The dimension of the answer, if its groups are told apart.
+    places : int64[n]
+        The selected positions, ascending.
+    codes : int64[n]
+        For each of them, the number of its group.
+    groups : int
+        How many groups there are.
+    whole : bool[chunks]
+        The chunks that are selected wholly, for one group.
+    touched : bool[chunks]
+        The chunks with anything selected.
+    code : int64[chunks]
+        The group of each chunk that is whole.
+    weights : float64[n]
+        The weight of each selected position.
+    is_weighted : bool
+        Whether these are not all 1 for lack of weights.
+    chunk_weight : float64[chunks]
+        The weight of all that is selected of each chunk.
+    even : float64[chunks]
+        The weight of each position of a chunk that is whole; NaN if they differ.
+    """
+
+    name: str | None
+    places: IndexArray
+    codes: IndexArray
+    groups: int
+    whole: npt.NDArray[np.bool_]
+    touched: npt.NDArray[np.bool_]
+    code: IndexArray
+    weights: npt.NDArray[np.float64]
+    is_weighted: bool
+    chunk_weight: npt.NDArray[np.float64]
+    even: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls,
+        name: str | None,
+        places: IndexArray,
+        codes: IndexArray,
+        groups: int,
+        size: int,
+        chunk: int,
+        weights: npt.NDArray[np.float64] | None,
+    ) -> GroupedAxis:
+        """The axis of an array with that size and chunk length, and weights of its positions."""
+        order = np.argsort(places, kind="stable")
+        places, codes = places[order], codes[order]
+        is_weighted = weights is not None
+        weights = np.ones(len(places)) if weights is None else weights[places]
+        starts = np.arange(0, size, chunk)
+        at, found = places // chunk, np.bincount(places // chunk, minlength=len(starts))
+        first = np.full(len(starts), groups)
+        last = np.full(len(starts), -1)
+        np.minimum.at(first, at, codes)
+        np.maximum.at(last, at, codes)
+        whole = (found == np.minimum(chunk, size - starts)) & (first == last)
+        total = np.bincount(at, weights, minlength=len(starts))
+        low, high = np.full(len(starts), np.inf), np.full(len(starts), -np.inf)
+        np.minimum.at(low, at, weights)
+        np.maximum.at(high, at, weights)
+        even = np.where(low == high, low, np.nan)
+        chunks = whole, found > 0, first
+        return cls(name, places, codes, groups, *chunks, weights, is_weighted, total, even)
+
+    def parts(self, start: int, stop: int) -> tuple[slice, IndexArray | None, list[CellRuns]]:
+        """The cells to read from `start` to `stop`, which of these count, and their runs."""
+        first, last = np.searchsorted(self.places, [start, stop])
+        places, codes = self.places[first:last], self.codes[first:last]
+        whole = slice(int(places[0]), int(places[-1]) + 1)
+        some = None if whole.stop - whole.start == len(places) else places - places[0]
+        edges = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+        lengths = np.diff(edges)
+        weights = self.weights[first:last]
+        if (lengths[:-1] == lengths[0]).all() and lengths[-1] <= lengths[0]:
+            return whole, some, [CellRuns(slice(None), edges[1], codes[edges[:-1]], weights)]
+        parts = ((slice(a, b), b - a, codes[a : a + 1], weights[a:b]) for a, b in pairwise(edges))
+        return whole, some, [CellRuns(*part) for part in parts]
+
+
+class CellRuns(NamedTuple):
+    """Cells along an axis, in runs of a length; the last may be shorter.
+
+    Parameters
+    ----------
+    cells : slice
+        Which of those that were read.
+    length : int
+        That of the runs.
+    codes : int64[runs]
+        The group of each run.
+    weights : float64[n]
+        The weights of the cells.
+    """
+
+    cells: slice
+    length: int
+    codes: IndexArray
+    weights: npt.NDArray[np.float64]
+
+    @property
+    def run_weights(self) -> npt.NDArray[np.float64]:
+        """The weight of each run."""
+        return np.add.reduceat(self.weights, np.arange(0, len(self.weights), self.length))
+
+
+class Totals:
+    """What is known of each group."""
+
+    def __init__(self, dtype: np.dtype[Any], groups: int) -> None:
+        self.cells, self.missing, self.nan = np.zeros((3, groups), np.int64)
+        self.low, self.high = np.zeros(groups, dtype), np.zeros(groups, dtype)
+        self.bounded = np.zeros(groups, np.bool_)
+        self.is_float = dtype.kind == "f"
+        self.sums, self.weighted, self.weight, self.covered = np.zeros((4, groups))
+        # Of deviations from the mean of a group's first row, and of their squares.
+        self.first, self.off, self.squares = np.full((3, groups), [[np.nan], [0.0], [0.0]])
+        # Integers, in two halves: their sum may exceed 64 bits.
+        self._halves = np.zeros((2, groups), np.int64)
+
+    def add(
+        self,
+        bounds: Bounds,
+        groups: IndexArray,
+        cells: IndexArray,
+        covered: _Values | float = 0.0,
+        high_sums: IndexArray | int = 0,
+    ) -> None:
+        """Add `Rows`, each to a group."""
+        for total, column in (
+            (self.cells, cells),
+            (self.missing, bounds.missing),
+            (self.nan, bounds.nan),
+        ):
+            np.add.at(total, groups, column)
+        np.add.at(self.covered, groups, covered)
+        if bounds.weighted is not None:
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.add.at(self.weighted, groups, bounds.weighted.sums)
+                np.add.at(self.weight, groups, bounds.weighted.weights)
+        if bounds.squares is not None:
+            self._add_squares(bounds, groups, cells - bounds.missing, high_sums)
+        some = bounds.bounded
+        at, low, high = groups[some], bounds.low[some], bounds.high[some]
+        new = at[~self.bounded[at]]
+        self.low[new] = low[~self.bounded[at]]
+        self.high[new] = high[~self.bounded[at]]
+        self.bounded[new] = True
+        np.minimum.at(self.low, at, low)
+        np.maximum.at(self.high, at, high)
+        if self.is_float:
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.add.at(self.sums, groups, bounds.sums)
+            return
+        np.add.at(self._halves[0], groups, high_sums + (bounds.sums >> HALF))
+        np.add.at(self._halves[1], groups, bounds.sums & LOW)
+
+    def _add_squares(
+        self, bounds: Bounds, groups: IndexArray, numbers: IndexArray, high_sums: IndexArray | int
+    ) -> None:
+        some = numbers > 0
+        at, number, squares = groups[some], numbers[some].astype(np.float64), bounds.squares
+        assert squares is not None
+        with np.errstate(invalid="ignore", over="ignore"):
+            high = np.broadcast_to(high_sums, len(some))[some] * 2.0**HALF
+            means = (bounds.sums[some] + high) / number
+            finite = np.isfinite(means)
+            new = np.isnan(self.first[at]) & finite
+            self.first[at[new]] = means[new]
+            off = means - np.nan_to_num(self.first[at])
+            np.add.at(self.off, at, number * off)
+            np.add.at(self.squares, at, squares[some] + number * off * off)
+
+    def deviations(self, count: IndexArray) -> npt.NDArray[np.float64]:
+        """The standard deviation of each group with so many values; NaN for none."""
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            variance = np.maximum(self.squares - self.off * self.off / count, 0.0) / count
+        return np.where(np.isfinite(variance) & (count > 0), np.sqrt(np.abs(variance)), np.nan)
+
+    def integers(self) -> list[int]:
+        """The sums of integers."""
+        return [(high << HALF) + low for high, low in zip(*self._halves.tolist(), strict=True)]

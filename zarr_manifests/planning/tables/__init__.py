@@ -1,1 +1,0 @@
-"""Chunk tables: merged, selected, counted and moved."""

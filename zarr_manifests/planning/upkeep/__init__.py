@@ -1,1 +1,0 @@
-"""What compaction, expiry and garbage collection do, and when."""

@@ -1,1 +1,0 @@
-"""Zone maps: what is known of the values in chunks, and which chunks may match a query."""
