@@ -46,12 +46,6 @@ class Metrics(Struct, frozen=True):
         Lookups of metadata objects that were not.
     cache_evicted_bytes : int
         Estimated size of metadata dropped from memory because it was full or expired.
-    disk_cache_hits, disk_cache_misses : int
-        Misses in memory that the cache directory served, and that it did not.
-    disk_cache_damaged_files : int
-        Damaged files dropped from the cache directory.
-    disk_cache_failures : int
-        Failed writes to the cache directory, as when the disk is full.
     chunk_cache_hits, chunk_cache_misses : int
         Lookups of chunks that were in memory, and that were not; only if a chunk cache is
         configured.
@@ -91,10 +85,6 @@ class Metrics(Struct, frozen=True):
     cache_hits: int = 0
     cache_misses: int = 0
     cache_evicted_bytes: int = 0
-    disk_cache_hits: int = 0
-    disk_cache_misses: int = 0
-    disk_cache_damaged_files: int = 0
-    disk_cache_failures: int = 0
     chunk_cache_hits: int = 0
     chunk_cache_misses: int = 0
     bulk_batches: int = 0

@@ -120,7 +120,7 @@ class Repository:
     def __reduce__(self) -> tuple[Any, ...]:
         context = self._context
         where = self.storage, self.config, context.containers, context.cache
-        return partial(open_repository, elsewhere=True), where
+        return open_repository, where
 
     @property
     def storage(self) -> Storage:
@@ -1355,11 +1355,10 @@ def open_repository(
     runtime: Runtime = SYSTEM,
     *,
     authorize: Authorized = (),
-    elsewhere: bool = False,
 ) -> Repository:
     """The repository in that storage, whose branches and tags are preloaded as configured."""
     where = storage, config, containers, cache, runtime
-    context, at = open_at(*where, authorize=authorize, elsewhere=elsewhere)
+    context, at = open_at(*where, authorize=authorize)
     repository, preload = Repository(context, at), RefsPreload(context, at.root)
     if preload.start():
         weakref.finalize(repository, preload.cancel).atexit = False

@@ -15,7 +15,7 @@ import pytest
 import mutants
 from simulated import CALLS, simulate
 from simulated.process import Process
-from zarr_manifests.engine import forks
+from zarr_manifests.engine import overlay
 
 BATCH = 10
 KINDS: dict[str, dict[str, int]] = {
@@ -109,7 +109,7 @@ def test_a_run_leaves_nothing_in_memory() -> None:
         simulate(seed)
     (fault,) = [one for one in mutants.MUTANTS if one.name == "old-root-reused"]
     assert mutants.run(fault, fault.seed).failure is not None
-    forks._VIEWS.clear()  # a few that the whole process keeps
+    overlay._VIEWS.clear()  # a few that the whole process keeps
     while gc.collect():  # what a finalizer held goes in the next round
         pass
     # Whatever the package keeps of a run leads to a process of it, whose runtime it has.

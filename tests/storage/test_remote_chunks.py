@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from email.message import Message
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,34 +254,6 @@ def test_a_saved_container_is_read_by_those_who_authorize_it(small_store: Any) -
 
 
 # --- many chunks at once ---------------------------------------------------------------------
-
-
-def test_a_folder_keeps_remote_chunks_for_later_processes(small_store: Any, tmp_path: Path) -> None:
-    cache = {"directory": tmp_path / "cache", "chunks": True, "directory-bytes": 1 << 20}
-    places = {"raw": container(small_store)}
-    small_store.objects["bucket/raw/a.bin"] = DATA.tobytes()
-    storage = MemoryStorage()
-    refer(zm.create(storage, virtual_containers=places), chunk=64, **facts(small_store))
-
-    def opened(**options: Any) -> Any:
-        repo = zm.open(storage, cache=cache, **options)
-        return zarr.open_array(repo.readonly_session().store, path="a")
-
-    assert opened(virtual_containers=places)[3] == 3
-    np.testing.assert_array_equal(opened(virtual_containers=places)[:], DATA)
-    small_store.requests.clear()
-    np.testing.assert_array_equal(opened(virtual_containers=places)[:], DATA)
-    assert small_store.requests == []
-    closed = contents_of(opened().store)
-    ref = closed.find("a/c/0")
-    assert ref is not None
-    for read in (lambda: opened()[3], lambda: closed.reader.read(ref, 0, 64)):
-        with pytest.raises(VirtualContainerError):
-            read()
-    (file,) = (tmp_path / "cache").rglob("chunk+*")
-    file.write_bytes(bytes(64) + file.read_bytes()[64:])  # damaged: dropped, and fetched again
-    np.testing.assert_array_equal(opened(virtual_containers=places)[:], DATA)
-    assert small_store.requests == ["GET /bucket/raw/a.bin"]
 
 
 def test_a_hostile_ref_does_not_leave_its_container(small_store: Any) -> None:

@@ -157,17 +157,10 @@ class Cache(Section, frozen=True):
     expire_ms: Annotated[int, whole(0, _MAX)] = _EXPIRE_MS
 
     misplaced: ClassVar = dict.fromkeys(
-        ("directory", "directory-bytes", "chunk-bytes", "chunks"),
+        ("chunk-bytes",),
         "is not saved with a repository, since it is about one machine; give it as cache= to "
         "zm.open",
     )
-
-
-_FOLDER: Final = Scalar(
-    "a path",
-    lambda path: matches("(?s).+", path),
-    lambda given: given.__fspath__() if hasattr(given, "__fspath__") else given,
-)
 
 
 class CacheOptions(Section, frozen=True):
@@ -179,16 +172,9 @@ class CacheOptions(Section, frozen=True):
         Bytes of memory for decoded metadata. The value used last stays, whatever its size.
     expire_ms : int
         Milliseconds after which what was not used is dropped; 0 for never.
-    directory : str, optional
-        A folder of a local disk (a `pathlib.Path`, too) in which to keep metadata objects, for
-        all processes of this user.
-    directory_bytes : int
-        Bytes of that folder, of which those read longest ago are dropped first.
     chunk_bytes : int
         Bytes of memory for whole chunks as they are stored; 0 for none. Virtual chunks are kept if
         they are remote, and their refs record an etag, a time or a checksum.
-    chunks : bool
-        Whether `directory` also keeps whole chunks, those that `chunk_bytes` would keep.
 
     Raises
     ------
@@ -204,10 +190,7 @@ class CacheOptions(Section, frozen=True):
 
     max_size: Annotated[int, whole(0, _MAX)] = _MAX_SIZE
     expire_ms: Annotated[int, whole(0, _MAX)] = _EXPIRE_MS
-    directory: Annotated[str | None, _FOLDER] = None
-    directory_bytes: Annotated[int, whole(0, _MAX)] = 1 << 30
     chunk_bytes: Annotated[int, whole(0, _MAX)] = 0
-    chunks: Annotated[bool, YES_NO] = False
 
     @classmethod
     def of(

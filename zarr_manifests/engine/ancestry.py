@@ -432,7 +432,7 @@ class SnapshotsAhead:
     def take(self, ref: BlobRef) -> bytes | None:
         """The object at the key if it was fetched here; None if another cache has or gets it."""
         objects = self._context.objects
-        if objects.storage.capabilities.inline or objects.is_near(ref, Snapshot, Ancestor):
+        if objects.storage.capabilities.inline or self._is_here(ref):
             return None
         if ref.key not in self._fetched:
             if self._until_begin:
@@ -440,6 +440,9 @@ class SnapshotsAhead:
                 return None
             self._fetch(ref)
         return self._fetched.pop(ref.key, None)
+
+    def _is_here(self, ref: BlobRef) -> bool:
+        return any(self._context.objects.has(ref, kind) for kind in (Snapshot, Ancestor))
 
     def _fetch(self, ref: BlobRef) -> None:
         """Fetch the due snapshot, together with the next ones as far as they are known."""
@@ -451,7 +454,7 @@ class SnapshotsAhead:
             snapshot = objects.load(ref, Snapshot)
             told = ancestor_entries(self._context, snapshot, self._floor)
             refs = (run.pointer(at).ref for run in told for at in reversed(range(len(run))))
-            self._next = (each for each in refs if not objects.is_near(each, Snapshot, Ancestor))
+            self._next = (each for each in refs if not self._is_here(each))
             due = [*islice(self._next, self._count)]
         found = self._context.runtime.parallel(
             [partial(objects.guess, each.key, each.length) for each in due]

@@ -1,7 +1,6 @@
 """Immutable metadata objects: fetched once, decoded once, written once.
 
-Loads go through a cache of decoded values (`caches`) and are single-flight. Before the
-storage, a cache on the local disk (`caches`) is tried if there is one. Values made from
+Loads go through a cache of decoded values (`caches`) and are single-flight. Values made from
 objects, such as the chunk tables of a manifest, are in the same cache. Writes use `create_own`.
 """
 
@@ -20,7 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.caches import OBJECT, DecodedCache, DiskCache
+from zarr_manifests.engine.caches import OBJECT, DecodedCache
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part
@@ -203,17 +202,12 @@ class ObjectReader:
     storage: ReadableStorage
 
     def __init__(
-        self,
-        storage: ReadableStorage,
-        runtime: Runtime,
-        options: CacheOptions | None = None,
-        disk: DiskCache | None = None,
+        self, storage: ReadableStorage, runtime: Runtime, options: CacheOptions | None = None
     ) -> None:
         self.storage = storage
         self.meter = meter_of(storage)
         self._runtime = runtime
         self.cache = DecodedCache(options or CacheOptions(), runtime, self.meter)
-        self._disk = disk
 
     def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
         """Return the decoded object that `ref` points to; `fetched` has its bytes, if available.
@@ -238,7 +232,7 @@ class ObjectReader:
         """Return what is wanted, by name; missing objects are fetched in one parallel round.
 
         For a table that is not in memory, that is its block; or the whole manifest, if that is
-        small, wanted as well, in memory, or kept on disk. The result holds what the cache may drop.
+        small, wanted as well, or in memory. The result holds what the cache may drop.
         """
         loaded: dict[Any, Any] = {}
         due: dict[str, tuple[BlobRef, type[_Decodable]]] = {}
@@ -324,7 +318,7 @@ class ObjectReader:
         return (ref.blob, Manifest) if block is None else (block[0], Block)
 
     def _is_read_whole(self, ref: ManifestRef) -> bool:
-        return ref.blob.copy is not None or self._disk is not None or self.has(ref.blob, Manifest)
+        return ref.blob.copy is not None or self.has(ref.blob, Manifest)
 
     def table(
         self, ref: ManifestRef, part: Part, loaded: Mapping[Any, Any], *, keep: bool = True
@@ -372,11 +366,6 @@ class ObjectReader:
             return self.has_table(ref.blob, kind) or self.has(*self._holder(ref, kind))
         return ref.copy is not None or _name(ref, kind) in self.cache
 
-    def is_near(self, ref: BlobRef, *kinds: type[_Decodable]) -> bool:
-        """Whether `load` probably needs no request: it is cached in memory or on disk."""
-        here = any(self.has(ref, kind) for kind in kinds)
-        return here or (self._disk is not None and self._disk.has(ref))
-
     def guess(self, key: str, most: int) -> bytes | None:
         """The bytes at a key if there are at most `most`, else None; also None if it fails.
 
@@ -390,15 +379,7 @@ class ObjectReader:
         return data if len(data) <= most else None
 
     def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:
-        if ref.copy is None and self._disk is not None:
-            data = self._disk.get(ref)
-            if data is not None:
-                return kind.from_object(data, ref)
-        data = self._bytes(ref) if fetched is None else fetched
-        value = kind.from_object(data, ref)
-        if ref.copy is None and self._disk is not None:
-            self._disk.put(ref, data)  # decoded, so it is valid
-        return value
+        return kind.from_object(self._bytes(ref) if fetched is None else fetched, ref)
 
     def _bytes(self, ref: BlobRef) -> bytes:
         if ref.copy is not None:
@@ -425,15 +406,6 @@ class Objects(ObjectReader):
 
     storage: Storage
 
-    def __init__(
-        self,
-        storage: Storage,
-        runtime: Runtime,
-        options: CacheOptions | None = None,
-        disk: DiskCache | None = None,
-    ) -> None:
-        super().__init__(storage, runtime, options, disk)
-
     def create(self, key: str, data: bytes) -> None:
         """Durably write an object under one of this writer's own keys.
 
@@ -444,8 +416,6 @@ class Objects(ObjectReader):
         """
         self._runtime.checkpoint("objects.create")
         create_own(self.storage, key, data)
-        if self._disk is not None:
-            self._disk.put(BlobRef.to(key, data), data)
 
 
 class AtHand(ObjectReader):
@@ -453,7 +423,7 @@ class AtHand(ObjectReader):
 
     def __init__(self, objects: ObjectReader) -> None:
         self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
-        self._runtime, self._disk = replace(objects._runtime, parallel=one_by_one), None
+        self._runtime = replace(objects._runtime, parallel=one_by_one)
 
     def load[T: _Decodable](self, ref: BlobRef, kind: type[T], fetched: bytes | None = None) -> T:
         """Return the decoded object that `ref` points to; `fetched` has its bytes, if available.

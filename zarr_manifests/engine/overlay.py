@@ -702,7 +702,6 @@ def revived(state: ForkState, runtime: Runtime) -> tuple[Context, SnapshotView]:
         state.config,
         state.containers,
         state.cache,
-        elsewhere=True,
     )
     return context, _view(context, state)
 

@@ -42,7 +42,7 @@ from zarr_manifests.engine.base_pages import (
     PagedPaths,
     Paths,
 )
-from zarr_manifests.engine.caches import ChunkCache, DiskCache
+from zarr_manifests.engine.caches import ChunkCache
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.heartbeat import Heart
 from zarr_manifests.engine.metadata import AtHand, NotAtHandError, ObjectReader, Objects, Wanted
@@ -603,32 +603,12 @@ class Context(ReadContext, frozen=True):
         config: Config,
         containers: Containers,
         cache: CacheOptions,
-        *,
-        elsewhere: bool = False,
     ) -> Context:
-        """The repository, with one cache for all that is read of it.
-
-        `elsewhere` says that the options come from another process: a cache directory that this
-        one cannot use is left out then.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the cache directory cannot be used.
-        """
+        """The repository, with one cache for all that is read of it."""
         connect()
-        meter = meter_of(storage)
-        try:
-            disk = DiskCache.open(cache, repository_id, runtime, meter)
-        except InvalidArgumentError as error:
-            if not elsewhere:
-                raise
-            _LOG.warning("%s; going on without it", error)
-            disk = None
-        objects = Objects(storage, runtime, cache, disk)
+        objects = Objects(storage, runtime, cache)
         roots.share(objects, repository_id)
-        kept = cache.chunk_bytes or (cache.chunks and disk is not None)
-        chunks = ChunkCache(cache, runtime, meter, disk) if kept else None
+        chunks = ChunkCache(cache, runtime, meter_of(storage)) if cache.chunk_bytes else None
         where = repository_id, storage, runtime, objects, roots
         return cls(*where, config, containers, cache, chunks=chunks)
 
@@ -670,7 +650,6 @@ def create_at(
     storage = _counted(storage)
     saved = _overlaid(None, config)
     options = CacheOptions.of(cache, saved.cache)
-    DiskCache.check(options)
     containers = containers.with_saved(saved.virtual_containers, authorize)
     at = create_repository(storage, runtime, Objects(storage, runtime), saved, branch)
     roots = Roots(storage, runtime)
@@ -686,12 +665,10 @@ def open_at(
     runtime: Runtime,
     *,
     authorize: Authorized = (),
-    elsewhere: bool = False,
 ) -> tuple[Context, RootAt]:
     """The repository in that storage, and its root as it is now.
 
-    `authorize` names the saved containers whose files may be read. `elsewhere` says that the
-    options come from another process: a cache directory that this one cannot use is left out then.
+    `authorize` names the saved containers whose files may be read.
     """
     CacheOptions.of(cache)  # faults of an argument are said before anything is read
     storage = _counted(storage)
@@ -701,7 +678,7 @@ def open_at(
     options = CacheOptions.of(cache, used.cache)
     containers = containers.with_saved(used.virtual_containers, authorize)
     where = at.root.repository_id, storage, runtime, roots, used, containers, options
-    return Context.of(*where, elsewhere=elsewhere), at
+    return Context.of(*where), at
 
 
 def save_config(context: Context, config: GivenConfig) -> tuple[Context, Config]:
