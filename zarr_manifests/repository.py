@@ -11,7 +11,6 @@ imports no Zarr.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
@@ -25,7 +24,6 @@ from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.leases import HeldLease, checked_timeout_ms, hold
-from zarr_manifests.engine.read_ahead import RefsPreload
 from zarr_manifests.engine.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.roots import RootAt, opened
 from zarr_manifests.engine.totals import totals_of, usage_of_array
@@ -1356,13 +1354,9 @@ def open_repository(
     *,
     authorize: Authorized = (),
 ) -> Repository:
-    """The repository in that storage, whose branches and tags are preloaded as configured."""
+    """The repository in that storage."""
     where = storage, config, containers, cache, runtime
-    context, at = open_at(*where, authorize=authorize)
-    repository, preload = Repository(context, at), RefsPreload(context, at.root)
-    if preload.start():
-        weakref.finalize(repository, preload.cancel).atexit = False
-    return repository
+    return Repository(*open_at(*where, authorize=authorize))
 
 
 def context_of(repository: Repository) -> Context:

@@ -181,29 +181,6 @@ def test_two_rows_of_a_cell_are_refused(
         assert "time=2024-0" in str(found.value)
 
 
-def test_the_last_of_two_rows_counts(repo: Repository) -> None:
-    old = rows_of(-winds(), DIMS, 1)
-    newer = np.random.default_rng(1).random(old.num_rows) < 0.5
-    first = old.append_column("seq", pa.array(np.zeros(len(newer), "i8")))
-    then = rows_of(-2 * winds(), DIMS, 1).append_column("seq", pa.array(newer.astype("i8") * 2 - 1))
-    how = {"duplicates": "last", "order_by": "seq"}
-    expected = -winds().u.values.copy()
-    frame = then.to_pandas()
-    at = [winds().indexes["time"].get_indexer(frame.time.dt.tz_localize(None))]
-    at += [winds().indexes[dim].get_indexer(frame[dim]) for dim in DIMS[1:]]
-    mask = np.zeros(expected.shape, bool)
-    mask[tuple(at)] = newer
-    expected[mask] *= 2
-    for both in (pa.concat_tables([first, then]), pa.concat_tables([then, first])):
-        over(repo, both, **how)
-        np.testing.assert_array_equal(opened(repo).u.values, expected)
-    with pytest.raises(InvalidArgumentError, match="the same 'seq', so neither is the last"):
-        over(repo, pa.concat_tables([first, first]), **how)
-    empty = pa.array([None] * first.num_rows, pa.int64())
-    with pytest.raises(InvalidArgumentError, match="has no value in order_by 'seq'"):
-        over(repo, first.set_column(4, "seq", empty), **how)
-
-
 def test_chunks_without_any_row_count_too(repo: Repository) -> None:
     rows = rows_of(-winds().isel(time=[0], lat=[0], lon=[0]), DIMS)
     whole = {"region": {"time": (None, None)}, "buffer_bytes": 1}
@@ -281,7 +258,6 @@ def test_nothing_is_created_if_it_fails(repo: Repository) -> None:
     [
         ({"mode": "replace"}, "mode cannot be 'replace'"),
         ({"append_dim": "time"}, "append_dim goes with mode='append'"),
-        ({"duplicates": "last"}, "order_by go together"),
         ({"tolerance": {"lat": -1}}, "not a tolerance"),
         ({"dims": ["time", "lat"], "target": "/"}, r"'lon' has the dimensions \(lon\), and"),
         ({"dims": [*DIMS, "x"]}, "no column 'x'"),

@@ -27,7 +27,7 @@ ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, INDEX, PAGE, DIGEST = 1, 2, 3, 4, 5, 6, 7
 MARKS, HISTORY = 9, 10
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
-SECTIONS = ("branches", "tags", "leases", "pending")
+SECTIONS = ("branches", "tags", "leases")
 LAST_MS = 253402300799999
 MOST_BYTES = {ROOT: 2**24, SNAPSHOT: 2**28}
 SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
@@ -52,7 +52,7 @@ def open_object(data: bytes, kind: int) -> dict[str, Any]:
     demand(len(data) <= MOST_BYTES.get(kind, len(data)), "size of an object")
     demand(len(data) >= 24 and data[:8] == bytes.fromhex("895A4D460D0A1A0A"), "magic")
     crc, version, found, codec, flags, length = struct.unpack_from("<IBBBBQ", data, 8)
-    demand(version == 2, "version")
+    demand(version == 3, "version")
     demand(google_crc32c.value(data[12:]) == crc, "crc")
     demand(flags == 0, "flags")
     demand(found == kind, "kind")
@@ -432,7 +432,7 @@ class Reader:
             demand(len(page[section]) == count, "number in a page")
             held = sum(len(page.get(name, ())) for name in SECTIONS)
             demand(held == count, "others in a page")
-            for name in page[section] if section != "pending" else ():
+            for name in page[section]:
                 demand(first <= name and (until is None or name < until), "names of a page")
             pages.append(page)
         return pages
@@ -451,11 +451,6 @@ class Reader:
     @staticmethod
     def lease_name(lease: list[Any]) -> str:
         return f"{lease[1]}/{lease[0].hex()}"
-
-    def pending(self) -> list[list[Any]]:
-        """What is pending, with what pages have of it."""
-        held = [one for page in self.pages("pending") for one in page["pending"]]
-        return [*held, *self.root["pending"]]
 
     def history(
         self, head: dict[str, Any], floor: str | None = None

@@ -48,7 +48,6 @@ _SET_NAME: Final = text(
     r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}",
     "a name of at most 64 letters, digits and _ . - that begins with no . or -",
 )
-_REF_NAME: Final = text(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", "the name of a branch or tag")
 _MAX_REGEX_CHARS: Final = 1_000
 _REGEX_MEMORY_BYTES: Final = 512 * 1024
 _LOCK: Final = fork_awaited_lock()
@@ -323,15 +322,11 @@ class Preload(Section, frozen=True):
     arrays : tuple of str or None
         Regular expressions that match whole absolute paths. None: every coordinate, that is a
         one-dimensional array named as its own dimension.
-    branches, tags : tuple of str
-        Refs whose manifests are preloaded when the repository is opened.
     """
 
     max_manifest_size: Annotated[int, whole(0, MAX_REFS)] = 50_000
     max_manifests: Annotated[int, whole(0, 10_000)] = 64
     arrays: Annotated[tuple[str, ...] | None, ListOf(PathEntry(), most=64)] = None
-    branches: Annotated[tuple[str, ...], ListOf(_REF_NAME, most=256)] = ()
-    tags: Annotated[tuple[str, ...], ListOf(_REF_NAME, most=256)] = ()
 
     def matches(self, path: str) -> bool:
         """Whether `arrays` names the array with that absolute path; none if `arrays` is None."""

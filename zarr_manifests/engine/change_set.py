@@ -320,8 +320,6 @@ class ChangeSet(Struct, eq=False):
         By node id: refs set in bulk, oldest first; those in `chunks` are newer.
     unsynced : list of str
         Keys of chunk objects written and not yet durable.
-    durable : dict of str to int
-        How many chunk objects each copy has written and made durable, by its session id.
     zones : dict of bytes to tuple of ZoneTable or bytes
         By node id: entries of zone maps made while writing, oldest first; long tables are packed.
     reads : Reads
@@ -338,7 +336,6 @@ class ChangeSet(Struct, eq=False):
     reads: Reads = field(default_factory=Reads)
     spill: Spill | None = None
     zones: dict[bytes, tuple[ZoneTable | bytes, ...]] = {}
-    durable: dict[str, int] = {}
     paths: PathIndex = field(default_factory=PathIndex)
     """The paths of `nodes` by directory, whatever is given."""
     _room: int = 0
@@ -349,7 +346,7 @@ class ChangeSet(Struct, eq=False):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (self.nodes, self.chunks, self.truncated, self.unsynced, self.tables)
-        return ChangeSet, (*state, self.reads, self.spill, self.zones, self.durable)
+        return ChangeSet, (*state, self.reads, self.spill, self.zones)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.truncated or self.tables or any(self.chunks.values()))
@@ -366,13 +363,7 @@ class ChangeSet(Struct, eq=False):
             self.reads.copy(),
             self.spill,
             dict(self.zones),
-            dict(self.durable),
         )
-
-    @property
-    def chunk_objects_written(self) -> int:
-        """Number of chunk objects that were written for these changes."""
-        return len(self.unsynced) + sum(self.durable.values())
 
     def set_node(self, path: str, node: Node | None) -> None:
         """Record the node at the path as created or changed, or as deleted if it is None."""
@@ -617,7 +608,7 @@ class ChangeSet(Struct, eq=False):
         }
         known = set(before.unsynced)
         unsynced = [key for key in self.unsynced if key not in known]
-        rest = self.reads, self.spill, dict(self.zones), dict(self.durable)
+        rest = self.reads, self.spill, dict(self.zones)
         return ChangeSet(nodes, chunks, truncated, unsynced, tables, *rest)
 
     def beyond(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...]:

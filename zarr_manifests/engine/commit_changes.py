@@ -197,7 +197,7 @@ def _landed(
 ) -> Landed:
     """Commit the changes, made on top of `view`, without staged chunks among them."""
     context, keys = workspace.context, workspace.keys
-    prepared = _prepare(context, view, changes, keys, request, len(packs))
+    prepared = _prepare(context, view, changes, keys, request)
     fetch = partial(rows_of, context.objects)
     with suppress(CorruptObjectError, MissingChunkError):  # then it is computed on the tip
         effect = effect_of(prepared.delta, prepared.tables, view, fetch)  # not in the turn
@@ -266,10 +266,7 @@ class _Attempt(Struct):
             moved = rebased.on, rebased.changes
         parent, changes = moved
         self.pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
-        placed = _prepare(context, parent, changes, keys, request, 0, prepared.delta.commit_id)
-        written = prepared.snapshot.totals["chunk-objects"]
-        totals = {**placed.snapshot.totals, "chunk-objects": written}
-        return parent, replace(placed, snapshot=replace(placed.snapshot, totals=totals))
+        return parent, _prepare(context, parent, changes, keys, request, prepared.delta.commit_id)
 
 
 def _due_syncs(changes: ChangeSet) -> list[Sequence[str]]:
@@ -289,7 +286,6 @@ def _prepare(
     changes: ChangeSet,
     keys: SessionKeys,
     request: CommitRequest,
-    packs: int,
     commit_id: bytes | None = None,
 ) -> _Prepared:
     tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
@@ -325,7 +321,7 @@ def _prepare(
         None,
         (),
         log,
-        totals_of(tables, changes.chunk_objects_written + packs),
+        totals_of(tables),
     )
     at = None if zones is None else zones.ref
     return _Prepared(delta, tuple(uploads), snapshot, tables, coordinates, changes.reads, at)
@@ -440,7 +436,7 @@ def _plain(value: object) -> object:
     raise TypeError(f"{value!r:.80} is of another type")
 
 
-def totals_of(tables: Mapping[bytes, Sequence[Rows]], chunk_objects: int) -> dict[str, int]:
+def totals_of(tables: Mapping[bytes, Sequence[Rows]]) -> dict[str, int]:
     """The counts of its own commit that a snapshot stores, given its chunk tables."""
     each = [rows for parts in tables.values() for rows in parts]
     unset = sum(map(_unset, each))
@@ -448,7 +444,6 @@ def totals_of(tables: Mapping[bytes, Sequence[Rows]], chunk_objects: int) -> dic
         "refs-set": sum(map(len, each)) - unset,
         "refs-unset": unset,
         "chunk-bytes": sum(map(_written_bytes, each)),
-        "chunk-objects": chunk_objects,
     }
 
 

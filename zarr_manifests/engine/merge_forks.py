@@ -220,8 +220,6 @@ class Merge:
         known = self.owners.objects
         self.mine.unsynced += [key for key in theirs.unsynced if key not in known]
         known.update(theirs.unsynced)
-        for session_id, count in theirs.durable.items():
-            self.mine.durable[session_id] = max(count, self.mine.durable.get(session_id, 0))
         self.owners.copies.add(copy_id)
         for node_id in replaced:
             self.mine.forget(node_id)

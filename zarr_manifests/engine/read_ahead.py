@@ -46,19 +46,16 @@ from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.engine.metadata import ObjectReader
-from zarr_manifests.engine.view import ReadContext, SnapshotView
+from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.format.manifest import Delta, Manifest, Node, Part
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import Root
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import absolute, join
-from zarr_manifests.runtime import ForkSafeLock, Runtime, one_by_one
+from zarr_manifests.runtime import ForkSafeLock, Runtime
 
 MOST: Final = 256
 MOST_FAR: Final = 512
@@ -354,73 +351,6 @@ def plan_preload(
             found[blob.key] = (refs, blob.length, blob.key), blob
     ordered = sorted(found.values(), key=itemgetter(0))
     return [blob for _, blob in ordered[: options.max_manifests]]
-
-
-class RefsPreload:
-    """The preload of branches and tags, one after another. Thread-safe.
-
-    Parameters
-    ----------
-    context : ReadContext
-        The repository.
-    root : Root
-        Its root.
-    """
-
-    def __init__(self, context: ReadContext, root: Root) -> None:
-        # The pool's other threads are left for reads.
-        runtime = replace(context.runtime, parallel=one_by_one)
-        self._context, self._root = replace(context, runtime=runtime), root
-        options = context.config.chunk_manifests.preload
-        self._due = deque([(True, name) for name in options.branches])
-        self._due.extend((False, name) for name in options.tags)
-        self._begun: list[SnapshotPreload] = []
-        self._pid = os.getpid()
-        self._cancelled = False
-
-    def start(self) -> bool:
-        """Start; return whether there is anything to cancel."""
-        if not self._due or self._cancelled or self._pid != os.getpid():
-            return False
-        try:
-            self._context.runtime.background(self._run)
-        except RuntimeError:  # the interpreter exits
-            self.cancel()
-            return False
-        return True
-
-    def cancel(self) -> None:
-        """Fetch nothing more. Takes no lock."""
-        self._cancelled = True
-        for one in list(self._begun):
-            one.cancel()
-
-    def _run(self) -> None:
-        if self._cancelled:
-            return
-        is_branch, name = self._due.popleft()
-        try:
-            view = self._open(name, is_branch=is_branch)
-        except (ManifestsError, OSError):
-            _LOG.debug("%s could not be preloaded", name, exc_info=True)
-            view = None
-        if view is None:
-            _LOG.debug("there is no branch or tag %s to be preloaded", name)
-        else:
-            options = self._context.config.chunk_manifests.preload
-            one = SnapshotPreload(self._context.objects, self._context.runtime, options, view)
-            self._begun.append(one)
-            if not self._cancelled:
-                one.start()
-        self.start()
-
-    def _open(self, name: str, *, is_branch: bool) -> SnapshotView | None:
-        roots, context = self._context.roots, self._context
-        if is_branch:
-            tip = roots.with_branch(self._root, name).branches.get(name)
-            return None if tip is None else context.open_branch(tip)
-        ref = roots.with_tag(self._root, name).tags.get(name)
-        return None if ref is None else context.open_view(ref)
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

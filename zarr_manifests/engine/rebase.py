@@ -206,9 +206,7 @@ def combined(
 ) -> ChangeSet:
     """The combined changes of a commit on `parent` and of the changes made on top of it."""
     newer = Mine.of_set(later)
-    together = ChangeSet(
-        unsynced=list(later.unsynced), spill=later.spill, durable=dict(later.durable)
-    )
+    together = ChangeSet(unsynced=list(later.unsynced), spill=later.spill)
     stack(parent, [Mine.of(delta, tables_of(context, delta)), newer], together)
     return together
 

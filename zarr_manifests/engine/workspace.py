@@ -426,12 +426,10 @@ class Workspace:
 
         Whoever commits the changes then need not know their keys.
         """
-        changes, session_id = self.contents.changes, self.keys.session_id
+        changes = self.contents.changes
         due = [key for key in changes.unsynced if key not in inherited]
         self.runtime.parallel([partial(self.storage.sync, part) for part in sync_parts(due)])
         changes.unsynced = [key for key in changes.unsynced if key in inherited]
-        if due:
-            changes.durable[session_id] = changes.durable.get(session_id, 0) + len(due)
 
     def _place(self, data: bytes | memoryview) -> ChunkRef:
         if len(data) <= self._inline_chunk_bytes:

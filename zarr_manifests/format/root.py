@@ -9,10 +9,9 @@ copies of other objects. Everybody who archives a version writes the same value.
 
 Invariant: a root that needs an unknown feature is refused.
 
-What the root has no room for is in *pages*: the branches, tags or leases in a range of names, or
-pending deletions, which have no names. Invariants: pages never change; the root overrides its
-pages; a deleted tag stays in its page as a name without a snapshot, so that the name is never used
-again.
+What the root has no room for is in *pages*: the branches, tags or leases in a range of names.
+Invariants: pages never change; the root overrides its pages; a deleted tag stays in its page as a
+name without a snapshot, so that the name is never used again.
 
 Each section of the root (the branches, the tags with deleted ones, or the leases) has pages in
 order of names, each with its own range of names. When the root is too large, the section that takes
@@ -76,7 +75,6 @@ _LOG_NAMES_BYTES: Final = 2_560
 _OTHER_COPY_BYTES: Final = 4 * 1024
 FEATURES: Final[tuple[str, ...]] = ()
 """The additions to the format that this package knows."""
-_SECTIONS: Final = ("branches", "tags", "leases", "pending")
 _REPOSITORY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _REF_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}", re.ASCII)
 
@@ -302,8 +300,8 @@ class Root(Record, frozen=True, rename=_NAMES):
     epochs : mapping of str to int
         Versions of the newest claims by a compactor and a collector.
     pages : mapping of str to tuple of PageRef
-        Pages with the branches, tags, leases and pending deletions that the root has no room for;
-        in the order of names.
+        Pages with the branches, tags and leases that the root has no room for; in the order of
+        names.
     deleted_branches, deleted_leases : tuple of str
         Names that a page still lists and that are deleted.
     pending : tuple of PendingDeletion
@@ -355,7 +353,7 @@ class Root(Record, frozen=True, rename=_NAMES):
             check_ref_name(name)
         for section, pages in self.pages.items():
             names = [page.first for page in pages]
-            if section not in _SECTIONS or names != sorted(set(names)):
+            if section not in SECTIONS or names != sorted(set(names)):
                 raise CorruptObjectError("root: pages of an unknown list, or out of order")
 
     def holds_lease(self, session: str) -> bool:
@@ -440,14 +438,11 @@ class Page(MetadataObject, frozen=True):
         Tags by name; None for a deleted one.
     leases : mapping of str to Lease
         Leases by name.
-    pending : tuple of PendingDeletion
-        Expired snapshots whose objects are not deleted yet.
     """
 
     branches: Mapping[str, Branch] = {}
     tags: Mapping[str, BlobRef | None] = {}
     leases: Mapping[str, Lease] = {}
-    pending: tuple[PendingDeletion, ...] = ()
 
     _KIND = ObjectKind.PAGE
 
@@ -467,14 +462,13 @@ class Page(MetadataObject, frozen=True):
         return found
 
     def __len__(self) -> int:
-        return len(self.branches) + len(self.tags) + len(self.leases) + len(self.pending)
+        return len(self.branches) + len(self.tags) + len(self.leases)
 
     def __or__(self, other: Page) -> Page:
         return Page(
             {**self.branches, **other.branches},
             {**self.tags, **other.tags},
             {**self.leases, **other.leases},
-            self.pending + other.pending,
         )
 
 

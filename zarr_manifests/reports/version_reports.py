@@ -69,7 +69,7 @@ class SnapshotInfo(Report, Struct, frozen=True):
     author : str
         Who committed, by `metadata["author"]`; may be empty.
     written : mapping of str to int
-        What the commit did: `refs-set`, `refs-unset`, `chunk-bytes`, `chunk-objects`.
+        What the commit did: `refs-set`, `refs-unset`, `chunk-bytes`.
     commit_id : str
         32 hexadecimal digits, as in `CommitOutcomeUnknownError.commit_id`.
     totals : mapping of str to int

@@ -350,8 +350,6 @@ class WritePlan(Struct, frozen=True, kw_only=True):
         How many tasks write them.
     missing : str
         What becomes of cells without a row.
-    order_by : str, optional
-        The column that says which of two rows is the last.
     statistics : bool
         Whether to measure what is written.
     """
@@ -362,7 +360,6 @@ class WritePlan(Struct, frozen=True, kw_only=True):
     cell_bytes: int
     tasks: int
     missing: str
-    order_by: str | None
     statistics: bool
 
     def cell(self, position: Iterable[int]) -> str:
@@ -403,7 +400,7 @@ def share_cells(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def _cells_of(plan: WritePlan, batch: pa.RecordBatch) -> _Columns:
-    """The keys of the rows' cells, their stored values, and their order if there is one."""
+    """The keys of the rows' cells, and their stored values."""
     places = [axis.positions(batch.column(axis.name)) for axis in plan.along]
     inside = plan.bins.inside(places)
     if not inside.all():
@@ -413,15 +410,6 @@ def _cells_of(plan: WritePlan, batch: pa.RecordBatch) -> _Columns:
         values = [one.codes(batch.column(one.name)) for one in plan.variables]
     except MisfitError as error:
         raise InvalidArgumentError(_misfit(plan, places, error)) from None
-    if plan.order_by is not None:
-        column = batch.column(plan.order_by)
-        if column.null_count:
-            row = column.is_valid().to_numpy(zero_copy_only=False).argmin()
-            raise InvalidArgumentError(
-                f"a row at {plan.cell(at[row] for at in places)} has no value in order_by "
-                f"{plan.order_by!r}, so it is not known which row is the last"
-            )
-        values.append(to_numpy(column).astype(np.float64))
     return [keys, *values]
 
 
@@ -463,11 +451,7 @@ def _misfit(plan: WritePlan, places: Sequence[IndexArray], error: MisfitError) -
 def _shared(plan: WritePlan, waiting: Sequence[_Columns]) -> Iterator[tuple[int, bytes]]:
     """Share out gathered cells, ordered by their keys."""
     keys, *columns = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
-    if plan.order_by is None:
-        order, keys = ordered(keys)
-    else:
-        order = np.lexsort((columns[-1], keys))
-        keys = keys[order]
+    order, keys = ordered(keys)
     numbers, offsets = plan.bins.parted(keys)
     cells = [offsets, *(column.take(order) for column in columns)]
     starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
@@ -523,47 +507,30 @@ class _OpenBin:
     def __init__(self, plan: WritePlan, number: int) -> None:
         self._plan, self._number, self._box = plan, number, plan.bins.box(number)
         size = math.prod(plan.bins.shape)
-        kinds: list[Any] = [one.stored for one in plan.variables]
-        kinds += [] if plan.order_by is None else [np.float64]
         # Pages of zeros take no memory until they are written to.
         self._filled = np.zeros(size, bool)
-        self._columns = [np.zeros(size, kind) for kind in kinds]
+        self._columns = [np.zeros(size, one.stored) for one in plan.variables]
 
     def put(self, offsets: IndexArray, *columns: npt.NDArray[Any]) -> None:
-        """Put cells in place that are ordered by offset, and for one offset by `order_by`.
+        """Put cells in place, which are ordered by offset.
 
         Raises
         ------
         InvalidArgumentError
-            If two are of one cell, and it is not said which of them counts.
+            If two are of one cell.
         """
-        kept = self._kept(offsets, columns)
-        offsets = offsets[kept]
-        for there, given in zip(self._columns, columns, strict=True):
-            there[offsets] = given[kept]
-        self._filled[offsets] = True
-
-    def _kept(self, offsets: IndexArray, columns: _Columns) -> Any:
-        """Which of the cells count."""
-        again = offsets[1:] == offsets[:-1]
-        seen = self._filled[offsets]
-        if not again.any() and not seen.any():
-            return slice(None)
-        kept, tied, tied_before = ~seen, seen, again
-        if self._plan.order_by is not None:
-            stamps, there = columns[-1], self._columns[-1][offsets]
-            kept = ~seen | (stamps > there)
-            tied = seen & ~((stamps < there) | (stamps > there))
-            tied_before = again & ~(stamps[:-1] < stamps[1:])
-        if tied.any():
-            row = int(tied.argmax())
+        seen, again = self._filled[offsets], offsets[1:] == offsets[:-1]
+        if seen.any():
+            row = int(seen.argmax())
             before = [column[offsets[row]] for column in self._columns]
             raise self._repeated(offsets[row], before, [column[row] for column in columns])
-        if tied_before.any():
-            row = int(tied_before.argmax())
+        if again.any():
+            row = int(again.argmax())
             both = [column[row : row + 2] for column in columns]
             raise self._repeated(offsets[row], *zip(*both, strict=True))
-        return kept & np.append(~again, True)
+        for there, given in zip(self._columns, columns, strict=True):
+            there[offsets] = given
+        self._filled[offsets] = True
 
     def _repeated(
         self, offset: int, one: Sequence[Any], other: Sequence[Any]
@@ -571,16 +538,12 @@ class _OpenBin:
         plan = self._plan
         told = ", ".join(
             f"{variable.name} {variable.decoded(first)} and {variable.decoded(second)}"
-            for variable, first, second in zip(plan.variables, one, other, strict=False)
-        )
-        how = (
-            "give duplicates='last' and order_by=..., if one of them counts"
-            if plan.order_by is None
-            else f"they have the same {plan.order_by!r}, so neither is the last"
+            for variable, first, second in zip(plan.variables, one, other, strict=True)
         )
         cell = plan.cell(plan.bins.cell(self._number, offset))
         return InvalidArgumentError(
-            f"two rows are of the cell {cell}, with {told}; nothing was written: {how}"
+            f"two rows are of the cell {cell}, with {told}; nothing was written. Keep one of "
+            "them, such as by df.dropDuplicates(dims) or an aggregation by max_by"
         )
 
     def write(self, targets: Sequence[ArrayTarget]) -> int:
@@ -590,7 +553,7 @@ class _OpenBin:
             return 0
         if plan.missing != "keep" and count < self._box.size:
             self._check_missing()
-            for values, variable in zip(self._columns, plan.variables, strict=False):
+            for values, variable in zip(self._columns, plan.variables, strict=True):
                 values[~self._filled] = variable.absent[0]
             self._filled[:] = True
         sides = list(zip(self._box.lo, self._box.hi, plan.bins.unit, plan.along, strict=True))
@@ -611,7 +574,7 @@ class _OpenBin:
             return
         whole = part == place and bool(filled.all())
         for target, values, variable in zip(
-            targets, self._columns, self._plan.variables, strict=False
+            targets, self._columns, self._plan.variables, strict=True
         ):
             axes, block = variable.axes, self._cut(values, part)
             at = tuple(slice(place.lo[axis], place.hi[axis]) for axis in axes)

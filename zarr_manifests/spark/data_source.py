@@ -203,8 +203,6 @@ _WRITE: Final[_Options] = {
     "append-dim": _text,
     "region": _ranges,
     "missing": _one_of("fill", "keep", "error"),
-    "duplicates": _one_of("error", "last"),
-    "order-by": _text,
     "tolerance": _object('{"lat": 1e-6}'),
     "statistics": _flag,
     "message": _text,

@@ -107,8 +107,6 @@ class WriteOptions(Struct, frozen=True, kw_only=True):
     region: Mapping[str, Any] | None = None
     encoding: Mapping[str, Mapping[str, Any]] | None = None
     missing: Literal["fill", "keep", "error"] = "fill"
-    duplicates: Literal["error", "last"] = "error"
-    order_by: str | None = None
     tolerance: Mapping[str, Any] | None = None
     statistics: bool = True
     buffer_bytes: int = 256 * 1024**2
@@ -139,11 +137,6 @@ class WriteOptions(Struct, frozen=True, kw_only=True):
             raise InvalidArgumentError(
                 f"mode='append' needs append_dim, one of {', '.join(self.dims)}, not "
                 f"{self.append_dim!r}"
-            )
-        if (self.duplicates == "last") != (self.order_by is not None):
-            raise InvalidArgumentError(
-                "duplicates='last' and order_by go together: rows have no order in Spark, so the "
-                "last of two is the one with the larger value in the column order_by"
             )
         for name in sorted({*(self.tolerance or ()), *(self.region or ())} - set(self.dims)):
             raise InvalidArgumentError(f"{name!r} is not among the dims {', '.join(self.dims)}")
@@ -341,7 +334,7 @@ def plan_write(
             return None
         sides = [(int(each.min()), int(each.max()) + 1) for each in places]
     region = Box(tuple(lo for lo, _ in sides), tuple(hi for _, hi in sides))
-    cell_bytes = sum(one.itemsize for one in variables) + 1 + 8 * (options.order_by is not None)
+    cell_bytes = sum(one.itemsize for one in variables) + 1
     cells = options.buffer_bytes // cell_bytes
     bins = Bins.of(region, unit, cells=cells, least=parallelism)
     plan = WritePlan(
@@ -351,7 +344,6 @@ def plan_write(
         cell_bytes=cell_bytes,
         tasks=min(len(bins), options.max_tasks),
         missing=options.missing,
-        order_by=options.order_by,
         statistics=options.statistics,
     )
     return plan if plan.tasks else None
@@ -374,13 +366,12 @@ def _target(
     InvalidArgumentError
         If columns lack, or do not go with an array.
     """
-    used = [*options.dims, *([] if options.order_by is None else [options.order_by])]
-    for name in used:
+    for name in options.dims:
         if name not in columns:
             raise InvalidArgumentError(
                 f"there is no column {name!r}; there are: {', '.join(columns)}"
             )
-    names = tuple(name for name in columns if name not in used)
+    names = tuple(name for name in columns if name not in options.dims)
     if not names:
         raise InvalidArgumentError("all columns are dims: there are no values to write")
     path = options.target.strip("/")
@@ -642,8 +633,6 @@ def write_dataframe(
     region: Mapping[str, Any] | None = None,
     encoding: Mapping[str, Mapping[str, Any]] | None = None,
     missing: Literal["fill", "keep", "error"] = "fill",
-    duplicates: Literal["error", "last"] = "error",
-    order_by: str | None = None,
     tolerance: Mapping[str, Any] | None = None,
     txn_app_id: str | None = None,
     txn_version: int | None = None,
@@ -689,11 +678,6 @@ def write_dataframe(
     missing : "fill", "keep" or "error", default "fill"
         What to do with cells of the region without a row: remove their values, keep them, or raise
         an error. Cells outside the region never change.
-    duplicates : "error" or "last", default "error"
-        What to do about two rows of one cell. `last` takes the one with the larger value in the
-        column `order_by`, since rows have no order in Spark.
-    order_by : str, optional
-        A column of numbers or times that says which of two rows is the last.
     tolerance : mapping, optional
         By dimension, how far a value may be from the label it is looked up as, such as
         `{"lat": 1e-6}` or `{"time": timedelta(minutes=1)}`. By default they have to be equal.
@@ -795,7 +779,7 @@ def foreach_batch(
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
     **options : optional
-        `mode`, `append_dim`, `region`, `duplicates`, `order_by`, `tolerance`, `metadata`,
+        `mode`, `append_dim`, `region`, `tolerance`, `metadata`,
         `statistics`, `buffer_bytes` and `max_tasks` of `write_dataframe`.
 
     Returns

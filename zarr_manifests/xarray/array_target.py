@@ -311,7 +311,7 @@ def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> ForkState:
     # Nothing is spilled here: the session that merges the forks does that.
     before = replace(origin.before, chunks=kept, unsynced=[], spill=None, zones={})
     after = before.copy()
-    after.unsynced, after.durable, after.reads = own.unsynced, own.durable, own.reads
+    after.unsynced, after.reads = own.unsynced, own.reads
     after.zones = {node: zones for node, zones in own.zones.items() if node in changed}
     for node_id in changed:
         for rows in own.tables.get(node_id, ()):

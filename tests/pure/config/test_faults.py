@@ -36,7 +36,7 @@ chunk-manifests:
     - metadata-chunks: [5]
     - {target: default, initialized-chunks: [-1, a], patch: x}
   splitting: yes
-  preload: {max-manifests: -1, arrays: [{path: "("}], branches: ["/"], tags: v1}
+  preload: {max-manifests: -1, arrays: [{path: "("}]}
 """
 
 PLACES = """
@@ -64,8 +64,6 @@ rules[2].initialized-chunks
 splitting
 preload.max-manifests
 preload.arrays[0].path
-preload.branches[0]
-preload.tags
 """
 """In the order of their lines."""
 

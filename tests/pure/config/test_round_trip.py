@@ -28,7 +28,6 @@ from zarr_manifests.config import (
 DOCS = Path(__file__).parents[3] / "docs"
 SCHEMA = jsonschema.Draft202012Validator(json.loads((DOCS / "config.schema.json").read_text()))
 _PATHS = st.sampled_from([".*", "/a/b", ".*/(lat|lon)", r"/\d+.*", "(a+)+$", "/é/.*", ": #'\""])
-_REFS = st.text("abz019_-./", min_size=1, max_size=5).map(lambda text: f"r{text}")
 _SIZES = st.none() | st.integers(1, 10**12)
 _ENDS = st.none() | st.integers(0, 10**12)
 _INTERVALS = st.none() | st.tuples(_ENDS, _ENDS).map(
@@ -74,8 +73,6 @@ def chunk_manifests(draw: st.DrawFn) -> ChunkManifests:
         st.integers(0, 10**12),
         st.integers(0, 10_000),
         st.none() | _lists(_PATHS),
-        _lists(_REFS),
-        _lists(_REFS),
     )
     splitting = draw(st.none() | _lists(_SPLITS))
     return ChunkManifests(sets, draw(_lists(rule)), splitting, draw(preload))

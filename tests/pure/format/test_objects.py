@@ -174,7 +174,6 @@ def samples() -> dict[str, Any]:
             {"dev": Branch(snapshot, nodes, ahead=(ref,))},
             {"v1": snapshot, "v0": None},
             {lease.name: lease},
-            due,
         ),
         "marks": MarksPage({"why it is": 7, **{f"app {i}": i for i in range(7)}}),
     }
@@ -309,7 +308,7 @@ def envelope(
     kind: str,
     payload: bytes,
     *,
-    version: int = 2,
+    version: int = 3,
     codec: int = 0,
     flags: int = 0,
     nbytes: int | None = None,
@@ -337,7 +336,7 @@ def forged(kind: str, fields: Any) -> Any:
 def test_envelopes_of_a_newer_version_are_refused(kind: str) -> None:
     payload = payload_of(kind)
     for newer in (
-        envelope(kind, payload, version=3),
+        envelope(kind, payload, version=4),
         envelope(kind, b"anything", version=255, flags=3),
         envelope(kind, payload, flags=1),
         envelope(kind, payload, codec=2),
@@ -348,7 +347,7 @@ def test_envelopes_of_a_newer_version_are_refused(kind: str) -> None:
 
 def test_an_object_of_an_earlier_draft_is_told_so() -> None:
     with pytest.raises(UnsupportedFormatError, match=r"earlier draft.* export"):
-        read("root", envelope("root", payload_of("root"), version=1))
+        read("root", envelope("root", payload_of("root"), version=2))
 
 
 @pytest.mark.parametrize("kind", ["root", "delta", "manifest"])

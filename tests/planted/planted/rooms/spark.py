@@ -38,7 +38,7 @@ FAULTS = [
     Fault(
         "one-of-two-rows-of-a-cell-counts-unasked",
         "spark/cell_writer.py",
-        "        if tied_before.any():\n",
+        "        if again.any():\n",
         "        if False:\n",
     ),
     Fault(
