@@ -27,13 +27,7 @@ from zarr_manifests.engine.leases import HeldLease, checked_timeout_ms, hold
 from zarr_manifests.engine.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.roots import RootAt, opened
 from zarr_manifests.engine.totals import totals_of, usage_of_array
-from zarr_manifests.engine.view import (
-    Context,
-    metadata_of,
-    open_at,
-    save_config,
-    set_metadata,
-)
+from zarr_manifests.engine.view import Context, metadata_of, open_at, save_config, set_metadata
 from zarr_manifests.errors import (
     HistoryExpiredError,
     InvalidArgumentError,

@@ -31,13 +31,7 @@ from zarr_manifests.decoding import decoded, decoded_by
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.bulk_chunks import find_chunks, note_unchanged
 from zarr_manifests.engine.overlay import SessionView
-from zarr_manifests.engine.zones import (
-    KnownZones,
-    PagedLeaves,
-    paged_leaves,
-    read_pages,
-    zones_of,
-)
+from zarr_manifests.engine.zones import KnownZones, PagedLeaves, paged_leaves, read_pages, zones_of
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Node
@@ -47,13 +41,7 @@ from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.meaning import Meaning, valid
 from zarr_manifests.planning.merge import in_box, rows_at, select
-from zarr_manifests.planning.skipping import (
-    Ranges,
-    Verdict,
-    comparable,
-    may_match,
-    plan_chunks,
-)
+from zarr_manifests.planning.skipping import Ranges, Verdict, comparable, may_match, plan_chunks
 from zarr_manifests.planning.where import Comparison, parse_where, zone_of
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.store import ManifestStore, contents_of

@@ -21,12 +21,7 @@ from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.forks import Pin, fork_state, merge_forks
 from zarr_manifests.engine.overlay import status_of
 from zarr_manifests.engine.totals import totals_of
-from zarr_manifests.engine.workspace import (
-    Workspace,
-    move_node,
-    reindex_chunks,
-    shift_chunks,
-)
+from zarr_manifests.engine.workspace import Workspace, move_node, reindex_chunks, shift_chunks
 from zarr_manifests.errors import ReadOnlyError, plain_text
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.conflict import Txn

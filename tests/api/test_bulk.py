@@ -17,11 +17,7 @@ from effort import examples
 from storages import CountingStorage
 from stored import array_document, get, put
 from zarr_manifests import Repository
-from zarr_manifests.errors import (
-    ConflictError,
-    FencedError,
-    InvalidArgumentError,
-)
+from zarr_manifests.errors import ConflictError, FencedError, InvalidArgumentError
 from zarr_manifests.ids import crc32c
 from zarr_manifests.reports import Amount
 from zarr_manifests.storage.memory import MemoryStorage

@@ -23,11 +23,7 @@ from effort import examples
 from storages import LatencyStorage
 from zarr_arrays import TYPES, array_options, some_values
 from zarr_manifests.bulk import BulkCodecPipeline, batch, use_bulk
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    MissingChunkError,
-    SnapshotExpiredError,
-)
+from zarr_manifests.errors import CorruptObjectError, MissingChunkError, SnapshotExpiredError
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
 

@@ -12,10 +12,7 @@ import zarr
 import zarr_manifests as zm
 from stored import overtaking
 from zarr_manifests import Repository
-from zarr_manifests.errors import (
-    Conflict,
-    ConflictError,
-)
+from zarr_manifests.errors import Conflict, ConflictError
 from zarr_manifests.repository import resolved
 from zarr_manifests.storage.memory import MemoryStorage
 

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from buckets import (
-    beginning,
-    committing,
-    making,
-    referring_far,
-    sampling,
-    sharing,
-    storing,
-    taking,
-)
+from buckets import beginning, committing, making, referring_far, sampling, sharing, storing, taking
 from filling import filling
 from forking import merging
 from histories import aging, collecting, remembering
 from ingests import ingesting
-from reads import (
-    adding_days,
-    following,
-    reading_raw,
-    reading_shards,
-    reading_zstd,
-    visiting,
-)
+from reads import adding_days, following, reading_raw, reading_shards, reading_zstd, visiting
 from runner import Growth, Row
 from scans import (
     asking,

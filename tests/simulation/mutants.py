@@ -16,15 +16,7 @@ from msgspec.structs import replace
 
 from simulated import Outcome, simulate
 from zarr_manifests import commits
-from zarr_manifests.engine import (
-    ancestry,
-    epochs,
-    forks,
-    heartbeat,
-    landing,
-    leases,
-    refs,
-)
+from zarr_manifests.engine import ancestry, epochs, forks, heartbeat, landing, leases, refs
 from zarr_manifests.engine import commit_changes as commit
 from zarr_manifests.engine import rebase as rebasing
 from zarr_manifests.engine.merge_forks import Merge

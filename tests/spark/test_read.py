@@ -22,11 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    NotARepositoryError,
-    UnsupportedStorageError,
-)
+from zarr_manifests.errors import InvalidArgumentError, NotARepositoryError, UnsupportedStorageError
 from zarr_manifests.spark import read
 from zarr_manifests.spark.job import Column, column_of, to_arrow
 from zarr_manifests.spark.source import Source

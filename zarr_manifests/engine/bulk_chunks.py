@@ -46,20 +46,8 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
 from zarr_manifests.keys import directory
 from zarr_manifests.planning.components import Reads
-from zarr_manifests.planning.merge import (
-    Layer,
-    fold,
-    merge_layers,
-    pick,
-    rows_at,
-    within,
-)
-from zarr_manifests.planning.regions import (
-    Bounds,
-    cells_box,
-    chunk_box,
-    locate,
-)
+from zarr_manifests.planning.merge import Layer, fold, merge_layers, pick, rows_at, within
+from zarr_manifests.planning.regions import Bounds, cells_box, chunk_box, locate
 from zarr_manifests.storage.protocol import RangeRequest, coalesce
 
 if TYPE_CHECKING:

@@ -67,10 +67,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.manifest import Delta, Manifest, Node
 from zarr_manifests.format.records import BlobRef, pack, plain, unpack
-from zarr_manifests.format.root import (
-    Branch,
-    Root,
-)
+from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
 from zarr_manifests.ids import COMMIT_ID_BYTES, session_of, snapshot_id_of
 from zarr_manifests.planning.components import Reads

@@ -14,16 +14,8 @@ import numpy as np
 
 from zarr_manifests.engine.change_set import ChangeSet, Owners, Rows, lies_below, resident
 from zarr_manifests.engine.overlay import SessionView, same_chunk
-from zarr_manifests.errors import (
-    Conflict,
-    ConflictKind,
-)
-from zarr_manifests.format.chunk_table import (
-    UNSET,
-    ChunkTable,
-    RefKind,
-    StoredRef,
-)
+from zarr_manifests.errors import Conflict, ConflictKind
+from zarr_manifests.format.chunk_table import UNSET, ChunkTable, RefKind, StoredRef
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.merge import (

@@ -49,13 +49,7 @@ from zarr_manifests.engine.metadata import AtHand, NotAtHandError, ObjectReader,
 from zarr_manifests.engine.roots import RootAt, RootReader, Roots
 from zarr_manifests.engine.tables import SnapshotTables
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, ObjectNotFoundError
-from zarr_manifests.format.chunk_table import (
-    ChunkRef,
-    ChunkTable,
-    NativeRef,
-    Unset,
-    VirtualRef,
-)
+from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, NativeRef, Unset, VirtualRef
 from zarr_manifests.format.manifest import Base, Count, Delta, Digest, ManifestRef, Node
 from zarr_manifests.format.records import BlobRef, pack
 from zarr_manifests.format.root import ROOT_KEY, Branch, Root
@@ -66,15 +60,7 @@ from zarr_manifests.planning.garbage import tells_about
 from zarr_manifests.planning.leaves import PlacedLeaf
 from zarr_manifests.planning.live_deltas import Reach, any_at, clipped, picked, rows_in
 from zarr_manifests.planning.live_deltas import check_axes as check_axes
-from zarr_manifests.planning.merge import (
-    Leaf,
-    Overlay,
-    fold,
-    fold_leaves,
-    inside,
-    pick,
-    within,
-)
+from zarr_manifests.planning.merge import Leaf, Overlay, fold, fold_leaves, inside, pick, within
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import MeteredStorage, meter_of, metered

@@ -26,11 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    InvalidArgumentError,
-    UnsupportedFormatError,
-)
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, UnsupportedFormatError
 from zarr_manifests.format.chunk_table import (
     MAX_ROWS,
     ChunkTable,

@@ -52,14 +52,7 @@ from zarr_manifests.planning.components import (
     merge_documents,
     same_group,
 )
-from zarr_manifests.planning.merge import (
-    agree,
-    agree_by_place,
-    inside,
-    pick,
-    select,
-    shared_rows,
-)
+from zarr_manifests.planning.merge import agree, agree_by_place, inside, pick, select, shared_rows
 
 type Choice = Literal["fail", "ours", "theirs"]
 """Who wins: nobody, this commit ("ours"), or the commits that came first ("theirs")."""

@@ -67,13 +67,7 @@ from zarr_manifests.format.manifest import (
     path_order,
 )
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.leaves import (
-    EMPTY,
-    ArrayFacts,
-    BaseIndex,
-    Layout,
-    layout_around,
-)
+from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex, Layout, layout_around
 
 EMBED_BYTES: Final = 32 * 1024
 _EMBED_TABLE_BYTES: Final = 8 * 1024

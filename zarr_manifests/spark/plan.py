@@ -18,12 +18,7 @@ from msgspec.structs import replace
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
-from zarr_manifests.planning.skipping import (
-    boxes_of,
-    comparable,
-    matching_cells,
-    matching_runs,
-)
+from zarr_manifests.planning.skipping import boxes_of, comparable, matching_cells, matching_runs
 from zarr_manifests.planning.where import Comparison, Moment, Where, parse_where, zone_of
 from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import Location

@@ -19,11 +19,7 @@ from effort import examples
 from in_order import in_order
 from looking import messages, opened
 from storages import InterruptingStorage
-from zarr_manifests.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    InvalidArgumentError,
-)
+from zarr_manifests.errors import AlreadyExistsError, ConflictError, InvalidArgumentError
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.memory import MemoryStorage
 

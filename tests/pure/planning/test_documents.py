@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from zarr_manifests.format.manifest import Node, NodeKind
-from zarr_manifests.planning.components import (
-    DocumentChange,
-    compare_documents,
-    merge_documents,
-)
+from zarr_manifests.planning.components import DocumentChange, compare_documents, merge_documents
 
 FIELDS = {
     "zarr_format": 3,

@@ -16,12 +16,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.skipping import (
-    Ranges,
-    Verdict,
-    may_match,
-    plan_chunks,
-)
+from zarr_manifests.planning.skipping import Ranges, Verdict, may_match, plan_chunks
 from zarr_manifests.planning.where import Comparison, parse_where
 from zoned import OPS
 

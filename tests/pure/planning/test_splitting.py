@@ -7,10 +7,7 @@ import pytest
 
 from zarr_manifests.config.manifest_sets import Split
 from zarr_manifests.grid import Box, Coords
-from zarr_manifests.planning.leaves import (
-    ENDLESS,
-    leaf_shape,
-)
+from zarr_manifests.planning.leaves import ENDLESS, leaf_shape
 
 NODE = b"n" * 12
 NAMES = ("time", "lat", "lon")

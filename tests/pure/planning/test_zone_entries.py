@@ -18,12 +18,7 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.zone_maps import MEANING_BYTES, Bounds, ZoneTable
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.meaning import (
-    merged,
-    taken,
-    valid,
-    zones_of_chunks,
-)
+from zarr_manifests.planning.meaning import merged, taken, valid, zones_of_chunks
 
 SESSIONS = [f"{n:012d}-{'ab' * 12}" for n in (1, 2)]
 MEANING = b"m" * MEANING_BYTES

@@ -12,15 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from simulated.actors import (
-    CELLS,
-    branch_for,
-    gone,
-    payload,
-    put,
-    read_chunk,
-    scribble,
-)
+from simulated.actors import CELLS, branch_for, gone, payload, put, read_chunk, scribble
 from simulated.model import Change, SetChunk, State
 from simulated.process import Process
 from simulated.storage import received_by

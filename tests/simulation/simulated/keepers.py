@@ -15,13 +15,7 @@ from datetime import timedelta
 from typing import Final
 
 import zarr_manifests as zm
-from simulated.actors import (
-    CELLS,
-    branch_for,
-    gone,
-    read_chunk,
-    scribble,
-)
+from simulated.actors import CELLS, branch_for, gone, read_chunk, scribble
 from simulated.attempts import RefChange
 from simulated.judge import Judge
 from simulated.process import Process

@@ -10,16 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simulated.actors import (
-    ACCOUNTS,
-    CELLS,
-    branch_for,
-    dawdle,
-    gone,
-    payload,
-    put,
-    read_chunk,
-)
+from simulated.actors import ACCOUNTS, CELLS, branch_for, dawdle, gone, payload, put, read_chunk
 from simulated.attempts import LOG, STEP, Terms
 from simulated.model import Change, Resize, SetAttribute, SetChunk, State
 from simulated.process import Process

@@ -32,14 +32,7 @@ from zarr.core.buffer import default_buffer_prototype
 import zarr_manifests as zm
 from zarr_manifests.engine.chunk_statistics import record_zones
 from zarr_manifests.format.records import BlobRef, crc_of
-from zarr_manifests.format.root import (
-    Lease,
-    LogEntry,
-    Page,
-    PageRef,
-    PendingDeletion,
-    Root,
-)
+from zarr_manifests.format.root import Lease, LogEntry, Page, PageRef, PendingDeletion, Root
 from zarr_manifests.format.snapshot import MarksPage
 from zarr_manifests.grid import Box
 from zarr_manifests.planning import packing as node_pages

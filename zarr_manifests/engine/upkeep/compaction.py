@@ -86,12 +86,7 @@ from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import COMMIT_ID_BYTES
 from zarr_manifests.planning.conflict import Refusal, Writer, admission
-from zarr_manifests.planning.garbage import (
-    CompactionMode,
-    is_due,
-    merge_groups,
-    opening_is_slow,
-)
+from zarr_manifests.planning.garbage import CompactionMode, is_due, merge_groups, opening_is_slow
 from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.planning.live_deltas import merged_counts
 from zarr_manifests.planning.merge import Layer, in_tables, merge_layers

@@ -29,13 +29,7 @@ from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_rea
 from zarr_manifests.engine.roots import opened
 from zarr_manifests.engine.totals import totals_of
 from zarr_manifests.engine.view import Context, SnapshotView
-from zarr_manifests.engine.zones import (
-    KnownZones,
-    LeafZones,
-    add_pages,
-    add_to_index,
-    write_pages,
-)
+from zarr_manifests.engine.zones import KnownZones, LeafZones, add_pages, add_to_index, write_pages
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePages, ZoneTable

@@ -36,13 +36,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.epochs import fenced, overtaken
-from zarr_manifests.engine.landing import (
-    NextVersion,
-    encoded_delta,
-    land,
-    rewritten,
-    upload_of,
-)
+from zarr_manifests.engine.landing import NextVersion, encoded_delta, land, rewritten, upload_of
 from zarr_manifests.engine.metadata import SessionKeys, Upload, create_own
 from zarr_manifests.engine.refs import REF_ATTEMPTS, Refs
 from zarr_manifests.engine.roots import RootAt, opened
