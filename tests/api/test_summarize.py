@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import zarr_manifests as zm
 from cli_calls import call, lines, objects
 from effort import examples
+from storages import CountingStorage
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.storage.memory import MemoryStorage
 
@@ -246,6 +247,27 @@ def test_a_leaf_with_several_groups_answers_chunk_by_chunk() -> None:
     found = repo.readonly_session().summarize("a", by="x")
     assert found["sum"].values.tolist() == values.sum(axis=1).tolist()
     assert found.attrs["chunks_read"] == 0
+
+
+def test_a_whole_leaf_answers_without_what_is_known_of_its_chunks() -> None:
+    storage = CountingStorage(MemoryStorage())
+    values = np.arange(1600.0).reshape(40, 40)
+    repo = zm.create(storage)
+    with repo.transaction(message="values") as store:
+        how: dict[str, Any] = {"shape": (40, 40), "chunks": (1, 1), "dtype": "f8"}
+        zarr.create_array(store, name="a", dimension_names=("x", "y"), **how)[...] = values
+    repo.compact()
+    repo.compute_statistics()
+
+    def read(indexers: dict[str, Any] | None, expected: float) -> int:
+        session = zm.open(storage).readonly_session()
+        before = storage.bytes_read
+        found = session.summarize("a", indexers)
+        assert (float(found["sum"]), found.attrs["chunks_read"]) == (expected, 0)
+        return storage.bytes_read - before
+
+    whole, most = read(None, values.sum()), read({"x": slice(1, None)}, values[1:].sum())
+    assert whole < 2_000 < most
 
 
 def test_of_nothing_nothing_is_counted() -> None:

@@ -103,13 +103,6 @@ class DecodedCache:
         with self._lock:
             return name in self._parts[name[0] != OBJECT]
 
-    def clear(self) -> None:
-        """Forget all values."""
-        with self._lock:
-            for part in self._parts:
-                part.clear()
-            self._bytes[:] = 0, 0
-
     def find(self, name: _Name) -> Any | None:
         """The value; None if it is not cached."""
         now_s = self._now_s()

@@ -302,15 +302,6 @@ def crc_of(data: bytes) -> int:
     return int.from_bytes(data[8:12], "little")
 
 
-def is_sound(data: bytes, length: int, crc: int) -> bool:
-    """Whether the bytes are an intact object with this length and checksum."""
-    return (
-        len(data) == length >= HEADER_BYTES
-        and crc_of(data) == crc
-        and crc32c(memoryview(data)[CRC_FROM:]) == crc
-    )
-
-
 def decode[T](
     data: bytes,
     kind: ObjectKind,

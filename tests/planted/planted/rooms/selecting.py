@@ -42,6 +42,12 @@ FAULTS = [
         "        if its is not None:\n            own",
     ),
     Fault(
+        "a-whole-leaf-is-answered-chunk-by-chunk",
+        "summarizing.py",
+        "some = [i for i in sorted(paged.summed) if due[i]]",
+        "some = []",
+    ),
+    Fault(
         "a-leaf-answers-for-several-groups",
         "summarizing.py",
         "            and len({*axis.code[lo:hi].tolist()}) == 1\n",
