@@ -212,6 +212,10 @@ def _axes(
     meta = array.meta
     along = weights.along if weights is not None else (None,) * len(dims)
     for dim, size, chunk, its in zip(dims, meta.shape, meta.chunk_shape, along, strict=True):
+        if given is None and dim not in {**chosen, **indexers, **by}:
+            whole = np.arange(size), np.zeros(size, np.int64)
+            axes.append(GroupedAxis.of(None, *whole, 1, size, chunk, its))
+            continue
         if given is None:
             labels = _labels(array, dim, size) if dim in indexers or dim in by else {}
             at = xr.DataArray(np.arange(size), labels, [dim])

@@ -119,14 +119,15 @@ def taking_means(
     while True:
         with Watch() as watch:
             if isinstance(contestant, Ours):
-                chosen = {"lat": slice(lat[edge], lat[-1 - edge])} | {
+                labels = {"lat": slice(lat[edge], lat[-1 - edge])} | {
                     dim: slice(edge, size - 1 - edge if dim == "time" else None)
                     for dim, size in zip(_DIMS, shape, strict=True)
                     if dim != "lat"
                 }
+                asked: Any = (labels, None) if cut else (None, "time")
                 session = contestant.open().readonly_session()
-                by = None if cut else "time"
-                mean = session.summarize("t", chosen, by=by, weights=weights)["mean"].values
+                found = session.summarize("t", asked[0], by=asked[1], weights=weights)
+                mean = found["mean"].values
             else:
                 t = xr.open_zarr(contestant.reader(), consolidated=False)["t"].isel(box)
                 if weights is None:
