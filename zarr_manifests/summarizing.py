@@ -100,6 +100,11 @@ def summarize(
             f"/{array.node.path} is packed by whole numbers, and decoded to such: write "
             "scale_factor and add_offset as floats, such as 2.0"
         )
+    if not isinstance(indexers, Mapping | str | None):
+        raise InvalidArgumentError(
+            f"what is selected is a mapping, such as {{'lat': slice(60, 30)}}, or a text, not "
+            f"{indexers!r:.80}"
+        )
     found = None if weights is None else _weights(array, weights)
     chosen: Mapping[str, Any] = _chosen(array, indexers) if isinstance(indexers, str) else {}
     labels = {} if indexers is None or isinstance(indexers, str) else dict(indexers)

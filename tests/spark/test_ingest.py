@@ -56,11 +56,3 @@ def test_tasks_copy_files_and_leave_out_what_they_cannot_open(spark, files, tmp_
     assert zm.open(place).verify().ok
     good = [file for file in files if file != files[5]]
     assert ingest(spark, good, place, open=opened, **how).snapshot_ids == ()
-
-
-def test_tasks_refer_to_files(spark, files, tmp_path):
-    place = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
-    ingest(spark, files[:7], place, append_dim="time", virtual=True)
-    report = ingest(spark, files, place, append_dim="time", virtual=True)
-    assert (len(report.added), report.unchanged) == (5, 7)
-    xr.testing.assert_equal(head(place), days(*range(12)))

@@ -147,7 +147,6 @@ def run_import_netcdf(
     *,
     append_dim: str = "time",
     open: Literal["netcdf", "hdf5", "grib", "zarr"] = "netcdf",  # noqa: A002 - the option
-    virtual: bool = False,
     group: str | None = None,
     variable: list[str] | None = None,
     skip: bool = False,
@@ -167,8 +166,6 @@ def run_import_netcdf(
         Join the files along this dimension.
     open :
         What they are.
-    virtual :
-        Refer to their chunks instead of copying them.
     group :
         Path of the group; the root by default.
     variable :
@@ -178,7 +175,7 @@ def run_import_netcdf(
     replace :
         Write again the rows of files that have changed.
     """
-    how: Any = {"open": open, "virtual": virtual, "variables": variable, "group": group}
+    how: Any = {"open": open, "variables": variable, "group": group}
     how |= {"branch": branch, "message": message, "append_dim": append_dim}
     how["on_error"] = "report" if skip else "fail"
     how["on_changed"] = "replace" if replace else "error"

@@ -399,8 +399,6 @@ class VariableFacts(Struct, frozen=True):
         The type of its stored values, without the order of bytes.
     meaning : tuple of (str, object)
         Units, calendar and packing, sorted by name.
-    codecs : str
-        How chunks are encoded, if they are referred to.
     digest : bytes
         Hash of the values that all files have in common; empty if it grows with the files.
     values : bytes
@@ -410,7 +408,6 @@ class VariableFacts(Struct, frozen=True):
     dims: tuple[str, ...]
     dtype: str
     meaning: tuple[tuple[str, Any], ...] = ()
-    codecs: str = ""
     digest: bytes = b""
     values: bytes = b""
 
@@ -530,8 +527,6 @@ def _variable_difference(
             return f"{name!r} has {key} {has[key]!r}", repr(
                 due[key]
             ) if key in due else f"no such {key}"
-    if one.codecs != other.codecs:
-        return f"the chunks of {name!r} are {one.codecs}", other.codecs
     return None
 
 

@@ -4,8 +4,8 @@
    layouts and labels.
 2. The driver compares the layouts, sorts the files by their labels and gives each its rows. It
    grows the arrays, and writes the axis variables and the records of the files to the session.
-3. Tasks write the rows of their files, as copies of what is stored or as references. In other
-   processes, each writes to a fork of the session. No chunk has rows of two tasks.
+3. Tasks write the rows of their files, as they are stored. In other processes, each writes to a
+   fork of the session. No chunk has rows of two tasks.
 4. The driver merges the forks and commits.
 
 Records, labels and data are in one commit. So two concurrent ingestions conflict, and the later one
@@ -31,9 +31,8 @@ import numpy.typing as npt
 import xarray as xr
 import zarr
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from xarray.coding.times import infer_datetime_units
-from zarr.core.buffer import default_buffer_prototype
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import (
@@ -42,7 +41,7 @@ from zarr_manifests.errors import (
     InvalidArgumentError,
     UnsupportedStorageError,
 )
-from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
+from zarr_manifests.keys import join
 from zarr_manifests.planning.appends import (
     FileFacts,
     FileLayout,
@@ -56,7 +55,7 @@ from zarr_manifests.planning.appends import (
 from zarr_manifests.planning.scan import default_chunks
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import IngestedFile, IngestReport, Problem
-from zarr_manifests.repository import Repository, containers_of
+from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
@@ -64,7 +63,6 @@ from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.texts import count_text, listed
 from zarr_manifests.versions import HEADS
-from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.backend import bundle
 from zarr_manifests.xarray.fit import MisfitError, fit_of, units_of_first
@@ -89,8 +87,6 @@ _MOST_LOOKED: Final = 256
 """The most files that a task looks at."""
 _MERGED: Final = 32
 """So many forks are merged at once."""
-_VIRTUAL_FILES: Final = 512
-"""The most files that a task refers to."""
 _RECORDS: Final = "_ingest"
 _RECORDS_CHUNK: Final = 256 * 1024
 _CHUNK_BYTES: Final = 64 * 1024**2
@@ -124,7 +120,6 @@ def ingest(
     append_dim: str,
     open: Literal["netcdf", "hdf5", "zarr", "grib"]  # noqa: A002 - the word for it
     | Callable[[str], xr.Dataset] = "netcdf",
-    virtual: bool = False,
     variables: Sequence[str] | None = None,
     open_options: Mapping[str, Any] | None = None,
     group: str | None = None,
@@ -158,9 +153,6 @@ def ingest(
     open : {"netcdf", "hdf5", "zarr", "grib"} or callable, default "netcdf"
         What the files are. A function takes a local path or a URL, and returns a dataset, whose
         values are stored as they are.
-    virtual : bool, default False
-        Refer to the chunks of the files instead of copying their values, but not of GRIB. The files
-        must stay as they are, and lie below a container of the repository.
     variables : sequence of str, optional
         What to take besides the coordinates; all variables by default.
     open_options : mapping, optional
@@ -202,8 +194,6 @@ def ingest(
         If others keep changing the group at the same time.
     UnsupportedStorageError
         If other processes cannot reach the repository (`memory://`).
-    ImportError
-        If `virtual=True` needs a package that is not installed.
 
     Examples
     --------
@@ -215,7 +205,6 @@ def ingest(
     366 files added, in 1 commit: 9.12 GB in 71.2 s, 128 MB/s
     """
     choices = (
-        ("virtual", virtual, (True, False)),
         ("on_error", on_error, ("fail", "report")),
         ("on_changed", on_changed, ("error", "replace")),
         ("open", "netcdf" if callable(open) else open, ("netcdf", "hdf5", "zarr", "grib")),
@@ -224,11 +213,6 @@ def ingest(
         if value not in known:
             told = " or ".join(map(repr, known)) + " or a function" * (name == "open")
             raise InvalidArgumentError(f"{name} must be {told}, not {value!r}")
-    if virtual and (callable(open) or open == "grib"):
-        raise InvalidArgumentError(
-            "virtual=True refers to chunks of netCDF, HDF5 or Zarr files: leave it out, or take "
-            "zm.virtual.import_kerchunk for references to GRIB"
-        )
     if files_per_commit is not None and (type(files_per_commit) is not int or files_per_commit < 1):
         raise InvalidArgumentError(f"files_per_commit must be 1 or more, not {files_per_commit!r}")
     if not isinstance(open_options, Mapping | None):
@@ -260,7 +244,6 @@ def ingest(
             dim=append_dim,
             variables=None if variables is None else tuple(variables),
             options=dict(open_options or {}),
-            containers=_containers(repository, urls) if virtual else None,
         ),
         group=(group or "").strip("/"),
         branch=branch,
@@ -278,21 +261,6 @@ def _urls(files: Iterable[str | os.PathLike[str]]) -> list[str]:
     if twice:
         raise InvalidArgumentError(f"{_they_are(twice)} in the list more than once")
     return urls
-
-
-def _containers(
-    repository: Repository | None, urls: Sequence[str]
-) -> Mapping[str, VirtualContainer]:
-    """The places whose files may be referred to, which have all of these."""
-    places = {} if repository is None else containers_of(repository)
-    known = Containers.of(places)
-    outside = next((each for each in urls if not known.locate(each)[0]), None)
-    if outside is not None:
-        raise InvalidArgumentError(
-            f"{outside} lies below no container of the repository, so that its chunks could not "
-            "be read: pass zm.open(..., virtual_containers={<a name>: <its folder>})"
-        )
-    return places
 
 
 def _they_are(urls: Sequence[str]) -> str:
@@ -481,12 +449,9 @@ class _Ingestion(Struct, kw_only=True, dict=True):
 
     def _write_rows(self, session: Session, batch: Sequence[FileRows], rows: _GroupRows) -> None:
         """Have tasks write the files, and merge what they wrote."""
-        if self.source.containers is not None:
-            groups: Sequence[Sequence[FileRows]] = self._parted(batch, _VIRTUAL_FILES)
-        else:
-            nbytes = sum(each.file.nbytes for each in batch)
-            most = max(_TASKS * self.runner.parallelism, nbytes // _TASK_BYTES[1])
-            groups = write_groups(batch, rows.unit, most, _TASK_BYTES[0])
+        nbytes = sum(each.file.nbytes for each in batch)
+        most = max(_TASKS * self.runner.parallelism, nbytes // _TASK_BYTES[1])
+        groups = write_groups(batch, rows.unit, most, _TASK_BYTES[0])
         files = {file.url for file in (*self.added, *self.replaced)}
         expect("writing files", len(files) + len(self.waiting))
         for group, _ in zip(groups, self._written(session, _write_rows, groups), strict=True):
@@ -580,8 +545,7 @@ class _GroupRows:
     @cached_property
     def held(self) -> tuple[FileLayout, dict[str, npt.NDArray[Any]]]:
         """What files have to agree with, and the values of axis variables."""
-        refers = self._source.containers is not None
-        return layout_of(self._ds, self._dim, self._store if refers else None, self._group)
+        return layout_of(self._ds, self._dim)
 
     def grow(self, length: int) -> None:
         """Make the arrays that long, if they are shorter; what is new has no values yet."""
@@ -643,16 +607,8 @@ class _GroupRows:
         Raises
         ------
         FailedFilesError
-            If a file cannot be read, has changed since it was looked at, or cannot be referred to.
+            If a file cannot be read, or has changed since it was looked at.
         """
-        if self._source.containers is not None:
-            for each in rows:
-                with self._source.reading(each.file) as (_, session):
-                    assert session is not None
-                    for name in self.chunks:
-                        place = join(self._group, name)
-                        _refer(self._store, place, session, name, self._axes[name], each.start)
-            return
         targets = {name: ArrayTarget(self.arrays[name], statistics=True) for name in self.chunks}
         row_bytes = sum(self.arrays[name].nbytes for name in targets) // self.length
         count = max(_WINDOW_BYTES // max(row_bytes, 1) // self.unit, 1) * self.unit
@@ -673,7 +629,7 @@ class _GroupRows:
             for each in run:
                 here = slice(each.start - start, each.stop - start)
                 there = slice(each.first, each.first + each.stop - each.start)
-                with self._source.reading(each.file) as (ds, _):
+                with self._source.reading(each.file) as ds:
                     for (name, box), block in zip(boxes, values, strict=True):
                         axis = self._axes[name]
                         found = ds.variables[name][_with(box, axis, there)].values
@@ -737,13 +693,9 @@ def _create_arrays(
     dim = source.dim
     with ExitStack() as stack:
         with told_of(url):  # what fails below is no fault of the file
-            ds, session = stack.enter_context(source.opened(url))
+            ds = stack.enter_context(source.opened(url))
             axis = axis_names(ds, dim)
-            new = ds if session is None else ds[axis]
-            new = new.isel({dim: slice(0, 0)}, missing_dims="ignore").drop_encoding().load()
-        if session is not None:
-            held = zarr.open_array(session.store, path=str(next(iter(ds.variables))), mode="r")
-            zarr.open_group(target.store, path=group, zarr_format=held.metadata.zarr_format)
+            new = ds.isel({dim: slice(0, 0)}, missing_dims="ignore").drop_encoding().load()
         own: dict[Any, dict[str, Any]] = {}
         for key, variable in new.variables.items():
             own[key] = dict(encoding.get(str(key), {}))
@@ -754,12 +706,6 @@ def _create_arrays(
             if "_FillValue" not in variable.attrs and variable.dtype.kind in "fc":
                 own[key]["_FillValue"] = None  # else xarray adds one
         to_session(new, target, group=group, mode="a", encoding=own, check=False)
-        if session is not None:
-            for name in map(str, ds.variables.keys() - {*axis}):
-                like = zarr.open_array(session.store, path=name, mode="r")
-                _create_like(target.store, join(group, name), like, ds.variables[name], dim)
-                if dim not in ds.variables[name].dims:
-                    _refer(target.store, join(group, name), session, name, 0, 0)
 
 
 def _chunks(variable: xr.Variable, dim: str, *, long: bool) -> tuple[int, ...]:
@@ -769,59 +715,6 @@ def _chunks(variable: xr.Variable, dim: str, *, long: bool) -> tuple[int, ...]:
     if long:  # a few bytes a row
         chunks[variable.dims.index(dim)] = _AXIS_CHUNK
     return default_chunks(tuple(chunks), variable.dtype.itemsize, _CHUNK_BYTES)
-
-
-# --- references ------------------------------------------------------------------------------
-
-
-def _create_like(
-    store: ManifestStore, path: str, like: zarr.Array[Any], variable: xr.Variable, dim: str
-) -> None:
-    """Make an array as encoded as one in a file, without rows; it may get one more axis."""
-    buffers = like.metadata.to_buffer_dict(default_buffer_prototype())
-    documents = {key: json.loads(buffer.to_bytes()) for key, buffer in buffers.items()}
-    dims = list(map(str, variable.dims))
-    chunks = [1] * (variable.ndim - like.ndim) + list(like.shards or like.chunks)
-    shape = [0 if name == dim else size for name, size in variable.sizes.items()]
-    if like.metadata.zarr_format == 2:
-        documents[V2_ARRAY] |= {"shape": shape, "chunks": chunks}
-        documents[V2_ATTRIBUTES]["_ARRAY_DIMENSIONS"] = dims
-    else:
-        documents[V3_DOCUMENT] |= {"shape": shape, "dimension_names": dims}
-        documents[V3_DOCUMENT]["chunk_grid"]["configuration"]["chunk_shape"] = chunks
-    for key, document in documents.items():
-        workspace_of(store).set(join(path, key), json.dumps(document).encode())
-
-
-def _refer(
-    store: ManifestStore, path: str, session: Session, name: str, axis: int, start: int
-) -> None:
-    """Refer to the chunks of a file's array from `start` on; chunks without a file are copied."""
-    array = zarr.open_array(store, path=path, mode="r+")
-    shift = np.zeros(array.ndim, np.int64)
-    if array.ndim:
-        chunk = (array.shards or array.chunks)[axis]
-        shift[axis], within = divmod(start, chunk)
-        if within:
-            raise InvalidArgumentError(
-                f"its rows would begin at {start}, within a chunk of {name!r}, which has {chunk} "
-                "rows: a chunk cannot be in two files. Copy it instead"
-            )
-
-    def moved(index: Any) -> npt.NDArray[np.int64]:
-        index = np.asarray(index, np.int64)
-        return np.pad(index, ((0, 0), (array.ndim - index.shape[1], 0))) + shift
-
-    refs = session.store.get_virtual_refs(name)
-    placed = replace(refs, index=moved(refs.index))
-    store.set_virtual_refs(path, **asdict(placed))
-    virtual = {tuple(at) for at in refs.index.tolist()}
-    there = session.chunk_refs(name).coords.tolist()
-    others = [at for at in there if tuple(at) not in virtual]
-    if others:
-        for at, data in session.read_chunks(name, coords=np.array(others, np.int64)):
-            key = array.metadata.encode_chunk_key(tuple(moved([at])[0].tolist()))
-            workspace_of(store).set(join(path, key), data)
 
 
 # --- records of files ------------------------------------------------------------------------

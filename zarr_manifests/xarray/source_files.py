@@ -21,21 +21,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
-import zarr
 from msgspec import Struct
 from xarray.conventions import decode_cf_variable, encode_cf_variable
 
-from zarr_manifests import moving, repositories
 from zarr_manifests.decoding import meaning_of_bounds
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.keys import join
 from zarr_manifests.planning.appends import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.reports import Problem
 from zarr_manifests.runtime import quiet
-from zarr_manifests.session import Session
-from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.store import ManifestStore
-from zarr_manifests.virtual.containers import WEB, VirtualContainer, location_of
+from zarr_manifests.virtual.containers import WEB, location_of
 from zarr_manifests.xarray.fit import DECODED_BY, is_time
 
 _AXIS_BYTES: Final = 32
@@ -49,11 +43,6 @@ _ENGINES: Final[Mapping[str, Mapping[str, Any]]] = {
     "zarr": {"engine": "zarr", "consolidated": False},
     "grib": {"engine": "cfgrib", "indexpath": ""},  # else it writes a file beside each one
 }
-_NEEDED: Final = (
-    "references to netCDF and HDF5 files are found by kerchunk, and {what} is not installed: pip "
-    'install "zarr-manifests[kerchunk]", and h5py for HDF5 and netCDF-4, on every worker'
-)
-
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::.*://)", re.DOTALL)
 _CHAINED: Final = re.compile(
     r"([A-Za-z][A-Za-z0-9+.-]*)://((?:(?!::)[^/?#])*)((?:(?!::).)*)", re.DOTALL
@@ -163,23 +152,19 @@ class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
         What is read besides the coordinates; all by default.
     options : mapping
         Arguments of `xarray.open_dataset`.
-    containers : mapping of str to VirtualContainer, optional
-        The folders whose files may be read, if chunks are to be referred to.
     """
 
     kind: str | Callable[[str], xr.Dataset]
     dim: str
     variables: tuple[str, ...] | None = None
     options: Mapping[str, Any] = {}
-    containers: Mapping[str, VirtualContainer] | None = None
 
     @cached_property
     def text(self) -> str:
         """What is known of it when a file is found again; the same means the same values."""
         kind = self.kind
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-        virtual = self.containers is not None
-        told = [name, self.dim, self.variables, sorted(self.options.items(), key=str), virtual]
+        told = [name, self.dim, self.variables, sorted(self.options.items(), key=str)]
         return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
     def facts(self, url: str, known: tuple[int, str, str] | None) -> FileFacts | None:
@@ -194,12 +179,12 @@ class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
             stamp = _stamp_of(url)
             if (*stamp, self.text) == known:
                 return None
-            with self.opened(url) as (ds, session):
-                layout, axis = layout_of(ds, self.dim, None if session is None else session.store)
+            with self.opened(url) as ds:
+                layout, axis = layout_of(ds, self.dim)
                 return FileFacts(url, *stamp, layout, ds.sizes[self.dim], axis)
 
     @contextmanager
-    def reading(self, file: FileFacts) -> Iterator[tuple[xr.Dataset, Session | None]]:
+    def reading(self, file: FileFacts) -> Iterator[xr.Dataset]:
         """A file, while rows of it are read.
 
         Raises
@@ -215,18 +200,10 @@ class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
                 raise FailedFilesError(told)
 
     @contextmanager
-    def opened(self, url: str) -> Iterator[tuple[xr.Dataset, Session | None]]:
-        """A file, with values as they are stored; and its chunks, if they are to be referred to."""
-        path = _path(url)
-        if self.containers is None:
-            with closing(self._open(url, path)) as found:
-                yield self._chosen(found), None
-            return
-        if path is None or not isinstance(self.kind, str):
-            raise InvalidArgumentError("only local files can be referred to; copy it instead")
-        session = _scan(path, self.kind, self.containers)
-        with stored_dataset(session.store) as found:
-            yield self._chosen(found), session
+    def opened(self, url: str) -> Iterator[xr.Dataset]:
+        """A file, with values as they are stored."""
+        with closing(self._open(url, _path(url))) as found:
+            yield self._chosen(found)
 
     def _open(self, url: str, path: str | None) -> xr.Dataset:
         if not isinstance(self.kind, str):
@@ -325,9 +302,7 @@ def _decoded(ds: xr.Dataset, name: str) -> xr.Variable:
             return decode_cf_variable(name, given, decode_times=False).load()
 
 
-def layout_of(
-    ds: xr.Dataset, dim: str, store: ManifestStore | None = None, group: str = ""
-) -> tuple[FileLayout, dict[str, npt.NDArray[Any]]]:
+def layout_of(ds: xr.Dataset, dim: str) -> tuple[FileLayout, dict[str, npt.NDArray[Any]]]:
     """Return what other files must have in common, and the decoded values of axis variables.
 
     Parameters
@@ -336,19 +311,15 @@ def layout_of(
         The dataset, with values as they are stored.
     dim : str
         The dimension along which it grows.
-    store, group : ManifestStore and str, optional
-        Where its arrays are, if other files must have chunks that are encoded like theirs.
     """
     axis = {name: _decoded(ds, name) for name in axis_names(ds, dim)}
     variables = {}
     for key, variable in ds.variables.items():
         name, grows = str(key), dim in variable.dims
-        refers = store is not None and grows and name not in axis
         variables[name] = VariableFacts(
             tuple(map(str, variable.dims)),
             _type(variable.dtype),
             _meaning(variable, axis.get(name)),
-            _codecs(store, join(group, name), variable.ndim) if refers else "",
             *((b"", b"") if grows else _digest(variable)),
         )
     sizes = {str(name): size for name, size in ds.sizes.items() if name != dim}
@@ -390,49 +361,3 @@ def _digest(variable: xr.Variable) -> tuple[bytes, bytes]:
     few = values.dtype.kind in "iuf" and values.size <= _COMPARED_VALUES
     digest = hashlib.blake2b(data, digest_size=16).digest()
     return digest, values.astype(np.float64).tobytes() if few else b""
-
-
-# --- chunks to refer to ----------------------------------------------------------------------
-
-
-def _scan(path: str, kind: str, containers: Mapping[str, VirtualContainer]) -> Session:
-    """A session in which the chunks of a local file are virtual, of a repository in memory.
-
-    So its values are read, and its references handed on, like those of any other repository.
-    """
-    repository = repositories.create(MemoryStorage(), virtual_containers=containers)
-    if kind == "zarr":
-        moving.import_zarr(repository, Path(path))
-    else:
-        moving.import_kerchunk(repository, _references(path))
-    return repository.readonly_session()
-
-
-def _references(path: str) -> dict[str, Any]:
-    with Path(path).open("rb") as file:
-        classic = file.read(3) == b"CDF"
-    try:
-        if classic:
-            from kerchunk.netCDF3 import NetCDF3ToZarr
-
-            scanner = NetCDF3ToZarr(path, inline_threshold=0)
-            with closing(scanner.fp):
-                return dict(scanner.translate())
-        from kerchunk.hdf import SingleHdf5ToZarr
-
-        with Path(path).open("rb") as file:
-            return dict(SingleHdf5ToZarr(file, path, inline_threshold=0).translate())
-    except ImportError as error:
-        raise ImportError(_NEEDED.format(what=error.name or "a part of it")) from error
-
-
-def _codecs(store: Any, path: str, ndim: int) -> str:
-    """How the chunks of an array are encoded, as text to compare and to show.
-
-    An array of fewer than `ndim` axes counts as one row of an array with one more.
-    """
-    array = zarr.open_array(store, path=path, mode="r")
-    held: Any = array.metadata
-    how = (held.order, held.filters, held.compressor) if held.zarr_format == 2 else held.codecs
-    chunks = (1,) * (ndim - array.ndim) + (array.shards or array.chunks)
-    return f"{chunks} of {array.dtype.str}, {how}"

@@ -275,13 +275,12 @@ def test_another_append_in_the_meantime_is_found(files, tmp_path, tasks):
 # --- other files -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("virtual", [False, True])
-def test_a_file_without_the_dimension_is_one_row(tmp_path, virtual):
+def test_a_file_without_the_dimension_is_one_row(tmp_path):
     expected = xr.concat([day(n, rows=1) for n in range(3)], "time")
     expected = expected.assign_coords(height=(("lat", "lon"), np.ones((3, 4))))
     paths = [save(expected.isel(time=n), tmp_path / f"{n}.nc", unlimited_dims=[]) for n in range(3)]
-    place = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
-    ingest(SPARK, paths, place, append_dim="time", virtual=virtual)
+    place = zm.create(tmp_path / "r")
+    ingest(SPARK, paths, place, append_dim="time")
     xr.testing.assert_equal(opened(place), expected)
     no = save(day(0).isel(time=0, drop=True), tmp_path / "no.nc", unlimited_dims=[])
     with pytest.raises(InvalidArgumentError, match=r"no\.nc: .*no dimension 'time'"):
@@ -339,24 +338,6 @@ def test_urls_with_secrets_are_not_ingested(tmp_path, url):
     assert not (tmp_path / "r").exists()
 
 
-def test_references_have_to_fit(tmp_path):
-    place = zm.create(tmp_path / "r", virtual_containers={"raw": tmp_path})
-    how: Any = {"append_dim": "time", "virtual": True}
-    whole = save(day(0), tmp_path / "0.nc", unlimited_dims=[])
-    with pytest.raises(InvalidArgumentError, match="below no container"):
-        ingest(SPARK, [whole], zm.open(tmp_path / "r"), **how)
-    ingest(SPARK, [whole], place, **how)
-    other = save(day(1).isel(time=[0]), tmp_path / "1.nc", unlimited_dims=[])
-    with pytest.raises(InvalidArgumentError, match=r"chunks of 't' are \(1, 3, 4\) of >f4"):
-        ingest(SPARK, [other], place, **how)
-    longer = tmp_path / "z"
-    day(0, rows=3).to_zarr(longer, consolidated=False, encoding={"t": {"chunks": (2, 3, 4)}})
-    again = tmp_path / "y"
-    day(1, rows=3).to_zarr(again, consolidated=False, encoding={"t": {"chunks": (2, 3, 4)}})
-    with pytest.raises(InvalidArgumentError, match="begin at 3, within a chunk of 't'"):
-        ingest(SPARK, [longer, again], place, open="zarr", group="z", **how)
-
-
 # --- the report, and what is refused ---------------------------------------------------------
 
 
@@ -394,7 +375,7 @@ def test_grib_messages(tmp_path: Path) -> None:
     raw, shape = tmp_path / "raw", raw_files.SHAPE
     raw.mkdir()
     files = [raw_files.save_grib(raw / f"{n}", n, shape, ("2t", "2d")) for n in range(3)]
-    repo = zm.create(tmp_path / "r", virtual_containers={"raw": raw})
+    repo = zm.create(tmp_path / "r")
     how: Any = {"append_dim": "time", "open": "grib"}
     ingest(SPARK, files[:2], repo, **how)
     assert len(ingest(SPARK, files, repo, **how).added) == 1
@@ -406,8 +387,6 @@ def test_grib_messages(tmp_path: Path) -> None:
     assert (found.time.values == noons).all()
     assert found.latitude.values.tolist() == list(range(shape[0]))[::-1]
     assert len([*raw.iterdir()]) == 3  # cfgrib has left no index beside them
-    with pytest.raises(InvalidArgumentError, match="references to GRIB"):
-        ingest(SPARK, files, repo, **how, virtual=True)
 
 
 def test_a_day_that_came_late_is_not_ingested_again(tmp_path: Path) -> None:

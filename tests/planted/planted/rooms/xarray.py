@@ -136,12 +136,6 @@ FAULTS = [
         "elif rows != file.rows:",
         "elif False:",
     ),
-    Fault(
-        "a-chunk-is-referred-to-in-two-files",
-        "xarray/ingest_files.py",
-        "        if within:\n",
-        "        if False:\n",
-    ),
     # workers
     Fault(
         "workers-write-to-the-memory-of-another-process",
