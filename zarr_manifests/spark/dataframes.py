@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import batched
+from itertools import batched, count
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -216,9 +216,7 @@ def write_rows(
     message = options.message
     if message is None:
         message = f"{options.mode} rows to /{options.target.strip('/')}"
-    attempts = 0
-    while True:
-        attempts += 1
+    for attempt in count(1):
         with repository.writable_session(options.branch) as session:
             try:
                 commits_of(session).begin(txn)
@@ -236,7 +234,7 @@ def write_rows(
                 return WriteReport(snapshot_id=landed.snapshot_id, replayed=True)
             except ConflictError:
                 # What others appended may leave room behind it, or say that the labels are there.
-                if options.mode != "append" or attempts > repository.config.commits.attempts:
+                if options.mode != "append" or attempt > repository.config.commits.attempts:
                     raise
     written = next(repository.ancestry(snapshot_id, limit=1)).written
     return WriteReport(
