@@ -32,10 +32,7 @@ def show_config(repo: Repo) -> object:
 
 @run_config.command(name="set")
 @verb
-def set_options(
-    repo: Repo,
-    options: list[str],
-) -> None:
+def set_options(repo: Repo, options: list[str]) -> None:
     """Change options and save them, all or none.
 
     Parameters
@@ -79,12 +76,7 @@ def validate(file: typer.FileBinaryRead) -> object:
 
 @run_config.command()
 @verb
-def metadata(
-    repo: Repo,
-    entries: Pairs = None,
-    *,
-    replace: bool = False,
-) -> object:
+def metadata(repo: Repo, entries: Pairs = None, *, replace: bool = False) -> object:
     """Show the metadata of the repository as a whole, or set some names of it.
 
     Parameters

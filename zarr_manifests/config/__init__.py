@@ -76,10 +76,7 @@ class Commits(Section, frozen=True):
         tuple[tuple[str, str | int | float | bool], ...],
         Pairs(
             text(ANY_NAME, "a name of 1 to 255 characters"),
-            Scalar(
-                "a text, a finite number, true or false",
-                _is_label_value,
-            ),
+            Scalar("a text, a finite number, true or false", _is_label_value),
             "names and their values, such as {host: a}",
             least=0,
             most=64,
@@ -88,8 +85,7 @@ class Commits(Section, frozen=True):
 
 
 _SHARE: Final = Scalar(
-    "a number from 0 to 100",
-    lambda value: type(value) in (int, float) and 0 <= value <= 100,
+    "a number from 0 to 100", lambda value: type(value) in (int, float) and 0 <= value <= 100
 )
 
 
@@ -123,10 +119,7 @@ class Compaction(Section, frozen=True):
     max_delta_count: Annotated[int, whole(1, 1_000)] = 50
     interval_commits: Annotated[int, whole(1, 1_000_000)] = 100
     fan_in: Annotated[int, whole(2, 100)] = 4
-    size_ratio: Annotated[
-        float,
-        _SHARE,
-    ] = 0.25
+    size_ratio: Annotated[float, _SHARE] = 0.25
     async_threads: Annotated[int, whole(1, 64)] = 2
 
 
@@ -156,11 +149,10 @@ class Cache(Section, frozen=True):
     max_size: Annotated[int, whole(0, _MAX)] = _MAX_SIZE
     expire_ms: Annotated[int, whole(0, _MAX)] = _EXPIRE_MS
 
-    misplaced: ClassVar = dict.fromkeys(
-        ("chunk-bytes",),
-        "is not saved with a repository, since it is about one machine; give it as cache= to "
-        "zm.open",
-    )
+    misplaced: ClassVar = {
+        "chunk-bytes": "is not saved with a repository, since it is about one machine; give it as "
+        "cache= to zm.open"
+    }
 
 
 class CacheOptions(Section, frozen=True):

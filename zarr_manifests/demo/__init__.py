@@ -442,10 +442,7 @@ def check_means(computed: Any, winds: xr.Dataset) -> float:
 
 
 def _draw(
-    path: Path,
-    month: xr.Dataset,
-    commits: Mapping[int, _Cost],
-    rewrites: Mapping[int, _Cost],
+    path: Path, month: xr.Dataset, commits: Mapping[int, _Cost], rewrites: Mapping[int, _Cost]
 ) -> None:
     """Save as PNG: the wind of a month on a map, and what commits and rewrites wrote."""
     import matplotlib as mpl

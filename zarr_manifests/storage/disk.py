@@ -391,9 +391,7 @@ def _close_inherited() -> None:
 
 
 os.register_at_fork(
-    before=_fork_guard.acquire,
-    after_in_parent=_fork_guard.release,
-    after_in_child=_close_inherited,
+    before=_fork_guard.acquire, after_in_parent=_fork_guard.release, after_in_child=_close_inherited
 )
 
 

@@ -55,10 +55,7 @@ def _opened(
     if type(task_bytes) is not int or task_bytes < 0:
         raise InvalidArgumentError(f"task_bytes is a number of bytes, not {task_bytes!r}")
     repository = repository_of(
-        filename_or_obj,
-        storage_options,
-        virtual_containers=virtual_containers,
-        authorize=authorize,
+        filename_or_obj, storage_options, virtual_containers=virtual_containers, authorize=authorize
     )
     store = repository.readonly_session(version).store
 
