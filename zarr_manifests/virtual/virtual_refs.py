@@ -383,11 +383,8 @@ class VirtualReader:
         CorruptObjectError
             If they do not.
         """
-        if (
-            len(data) == length
-            and ref.length
-            and not (length == ref.length and ref.crc32c is not None and crc32c(data) != ref.crc32c)
-        ):
+        due = ref.crc32c if length == ref.length else None  # of a part, none is known
+        if ref.length and len(data) == length and (due is None or crc32c(data) == due):
             return data
         url = self._containers.resolve(ref.source)[1].url
         if not ref.length:
@@ -472,15 +469,12 @@ def _check_version(
     ):
         changes.append(("etag", found.etag, known.tag))
     unit_ms = 1000 if remote else 1  # HTTP gives times in seconds
-    if known.modified_ms is not None and (
-        found.modified_ms is None or found.modified_ms // unit_ms != known.modified_ms // unit_ms
-    ):
-        changes.append(("time of modification (ms)", found.modified_ms, known.modified_ms))
-    since_ms = known.unchanged_since_ms
-    if since_ms is not None and (
-        found.modified_ms is None or found.modified_ms // unit_ms > since_ms // unit_ms
-    ):
-        changes.append(("time of modification (ms)", found.modified_ms, f"at most {since_ms}"))
+    what, now_ms = "time of modification (ms)", found.modified_ms
+    since_ms, now = known.unchanged_since_ms, None if now_ms is None else now_ms // unit_ms
+    if known.modified_ms is not None and now != known.modified_ms // unit_ms:
+        changes.append((what, now_ms, known.modified_ms))
+    if since_ms is not None and (now is None or now > since_ms // unit_ms):
+        changes.append((what, now_ms, f"at most {since_ms}"))
     if known.nbytes is not None and found.nbytes != known.nbytes:
         changes.append(("size", found.nbytes, known.nbytes))
     if changes:

@@ -50,7 +50,7 @@ FAULTS = [
     Fault(
         "a-file-that-is-newer-than-its-reference-is-read",
         "virtual/virtual_refs.py",
-        "found.modified_ms is None or found.modified_ms // unit_ms > since_ms // unit_ms",
+        "now is None or now > since_ms // unit_ms",
         "False",
     ),
     Fault(
@@ -62,14 +62,14 @@ FAULTS = [
     Fault(
         "a-file-that-ends-early-is-read-as-far-as-it-goes",
         "virtual/virtual_refs.py",
-        "len(data) == length\n            and ref.length",
-        "ref.length",
+        "if ref.length and len(data) == length and",
+        "if ref.length and",
     ),
     Fault(
         "checksums-of-files-elsewhere-are-not-compared",
         "virtual/virtual_refs.py",
-        "and crc32c(data) != ref.crc32c)",
-        "and False)",
+        "crc32c(data) == due):",
+        "True):",
     ),
     Fault(
         "linked-folders-are-imported",
