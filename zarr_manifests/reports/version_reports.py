@@ -208,7 +208,22 @@ class Ancestry(Iterator[SnapshotInfo]):
         return html("History", *graph_lines(rows), *older)
 
 
-class Diff(Report, Struct, frozen=True):
+class _Changes[Chunks](Report, Struct, frozen=True):
+    """What differences and uncommitted changes have in common."""
+
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    chunks: Mapping[str, Chunks]
+    moved: Mapping[str, str] = {}
+    truncated: Mapping[str, Coords] = {}
+
+    def __bool__(self) -> bool:
+        listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
+        return any(listed)
+
+
+class Diff(_Changes[IndexArray], frozen=True):
     """What changed from one snapshot to a later one.
 
     Parameters
@@ -233,25 +248,15 @@ class Diff(Report, Struct, frozen=True):
         `attributes.units`, with their values before and after; None where there was none.
     """
 
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    chunks: Mapping[str, IndexArray]
-    moved: Mapping[str, str] = {}
-    truncated: Mapping[str, Coords] = {}
     grids: Mapping[str, Coords] = {}
     dimensions: Mapping[str, tuple[str | None, ...]] = {}
     fields: Mapping[str, Fields] = {}
-
-    def __bool__(self) -> bool:
-        listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
-        return any(listed)
 
     def _lines(self) -> Iterator[str]:
         chunks = self.chunks.items()
         shown = slice(_SHOWN_CHUNKS)
         counted = ((path, len(at), map(tuple, at[shown].tolist())) for path, at in chunks)
-        return _listed(self, counted, self.fields)
+        return _listed(self, counted)
 
     def plot(self) -> npt.NDArray[np.object_]:
         """Draw which chunks of each array changed, and return the axes.
@@ -301,9 +306,7 @@ def field_lines(fields: Fields) -> Iterator[str]:
 
 
 def _listed(
-    changes: Diff | Status,
-    chunks: Iterable[tuple[str, int, Iterable[Coords]]],
-    fields: Mapping[str, Fields],
+    changes: Diff | Status, chunks: Iterable[tuple[str, int, Iterable[Coords]]]
 ) -> Iterator[str]:
     """Changes as lines; of the chunks of each array, how many there are and the first of them."""
     if not changes:
@@ -311,7 +314,7 @@ def _listed(
     yield from (f"+ {path}" for path in changes.created)
     for path in changes.updated:
         yield f"~ {path}"
-        yield from field_lines(fields.get(path, {}))
+        yield from field_lines(changes.fields.get(path, {}))
     yield from (f"- {path}" for path in changes.deleted)
     for path in sorted({*changes.created}.intersection(changes.deleted)):
         yield f"  {path}: made again, so all that it held before is gone"
@@ -387,7 +390,7 @@ class ValueChanges(Report, Struct, frozen=True, eq=False):
         yield from (f"  {count:,} {what}" for count, what in facts if count)
 
 
-class Status(Report, Struct, frozen=True):
+class Status(_Changes[int], frozen=True):
     """The uncommitted changes of a session.
 
     Parameters
@@ -408,23 +411,13 @@ class Status(Report, Struct, frozen=True):
         Of the nodes in `updated`, as in `Diff`.
     """
 
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    chunks: Mapping[str, int]
-    moved: Mapping[str, str] = {}
-    truncated: Mapping[str, Coords] = {}
     coordinates: Mapping[str, tuple[Coords, ...]] = {}
     fields: Mapping[str, Fields] = {}
-
-    def __bool__(self) -> bool:
-        listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
-        return any(listed)
 
     def _lines(self) -> Iterator[str]:
         named, counts = self.coordinates, self.chunks.items()
         chunks = ((path, count, named.get(path, ())) for path, count in counts)
-        return _listed(self, chunks, self.fields)
+        return _listed(self, chunks)
 
 
 class MergeReport(Report, Struct, frozen=True):
