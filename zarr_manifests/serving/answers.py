@@ -302,10 +302,6 @@ class _Value(Struct, frozen=True):
     ref: ChunkRef
     etag: str | None
 
-    @property
-    def length(self) -> int:
-        return self.ref.length
-
     def read(self, start: int, length: int) -> bytes:
         return self.contents.guarded(lambda: self.contents.reader.read(self.ref, start, length))
 
@@ -376,11 +372,11 @@ class ZarrAnswers:
         wanted = request.headers.get("range") if request.method == "GET" else None
         if "if-range" in request.headers and request.headers["if-range"] != value.etag:
             wanted = None  # the reader has a part of another value
-        part = part_of(wanted, value.length)
-        start, end = part or (0, value.length)
+        part = part_of(wanted, value.ref.length)
+        start, end = part or (0, value.ref.length)
         headers["Content-Length"] = str(end - start)
         if part is not None:
-            headers["Content-Range"] = f"bytes {start}-{end - 1}/{value.length}"
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{value.ref.length}"
         is_json = split(value.key)[1] in _JSON
         media = "application/json" if is_json else "application/octet-stream"
         head = Response(None, 200 if part is None else 206, headers, media)
@@ -398,8 +394,8 @@ class ZarrAnswers:
     ) -> None:
         """Send a part of a value, and hold at most a piece of it at a time."""
         run = self._served.run
-        is_small, is_whole = value.length <= PIECE_BYTES, (start, end) == (0, value.length)
-        async with self._served.room.hold(min(value.length, PIECE_BYTES)):
+        is_small, is_whole = value.ref.length <= PIECE_BYTES, (start, end) == (0, value.ref.length)
+        async with self._served.room.hold(min(value.ref.length, PIECE_BYTES)):
             # What is read in one piece is checked by that. All errors come before the status.
             if is_small != is_whole:
                 await run(partial(self._check, value))
@@ -427,8 +423,8 @@ class ZarrAnswers:
         if isinstance(value.ref, InlineRef) or value.etag in self._sound:
             return
         found = 0
-        for start in range(0, value.length, PIECE_BYTES):
-            length = min(PIECE_BYTES, value.length - start)
+        for start in range(0, value.ref.length, PIECE_BYTES):
+            length = min(PIECE_BYTES, value.ref.length - start)
             found = google_crc32c.extend(found, value.read(start, length))
         if value.ref.crc32c is not None and found != value.ref.crc32c:
             raise CorruptObjectError(f"what is stored for {value.key} does not match its checksum")
