@@ -344,7 +344,9 @@ class _Ingestion(Struct, kw_only=True, dict=True):
 
     def _look_at(self, urls: Sequence[str], known: Mapping[str, _Record]) -> None:
         """Find what files hold that are new or have changed."""
-        groups = self._parted([(url, known.get(url)) for url in urls], _MOST_LOOKED)
+        due = ((url, known.get(url)) for url in urls)
+        size = max(-(-len(urls) // (_TASKS * self.runner.parallelism)), 1)
+        groups = [*itertools.batched(due, min(size, _MOST_LOOKED))]
         looked, done = self.runner.run(partial(_look, self.source), groups), 0
         expect("looking at files", len(urls))
         for group, found in zip(groups, looked, strict=True):
@@ -484,11 +486,6 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         if failed:
             raise FailedFilesError(*failed)
         session.merge(*forks)
-
-    def _parted[Item](self, items: Sequence[Item], most: int) -> list[Sequence[Item]]:
-        """Items for tasks, of which none has more than so many."""
-        size = min(max(-(-len(items) // (_TASKS * self.runner.parallelism)), 1), most)
-        return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 # --- rows of a group's arrays ------------------------------------------------------------------
