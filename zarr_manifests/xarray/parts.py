@@ -50,12 +50,12 @@ class DatasetPart(Struct, frozen=True):
         The dataset.
     group : str
         Path of the group, without slashes around it.
+    top : str
+        Path of the group that all parts are in.
     mode, append_dim, region, encoding, on_existing, sort, check, statistics
         As in `write`, for this dataset.
     labels : Variable, optional
         The index coordinate along which rows are appended, if there is one, in memory.
-    top : str
-        Path of the group that all parts are in.
     only_group : bool
         Whether it is a node of a tree without variables and attributes.
     zarr_format : int
@@ -64,6 +64,7 @@ class DatasetPart(Struct, frozen=True):
 
     ds: xr.Dataset
     group: str
+    top: str
     mode: WriteMode | None
     append_dim: Hashable | None
     region: Region | None
@@ -72,29 +73,26 @@ class DatasetPart(Struct, frozen=True):
     sort: Literal["keep"] | None
     check: bool
     statistics: bool
-    labels: xr.Variable | None
-    top: str
+    labels: xr.Variable | None = None
     only_group: bool = False
     zarr_format: Literal[2, 3] = 3
 
 
 def parts_of(
-    given: Given,
-    group: str | None,
-    mode: WriteMode | None,
-    append_dim: Hashable | None,
-    region: Region | None,
-    encoding: Encodings | None,
-    on_existing: OnExisting,
-    sort: Literal["keep"] | None,
-    check: bool,
-    statistics: bool = True,
-    *,
-    virtual: bool = False,
+    given: Given, group: str | None, *how: Any, virtual: bool = False
 ) -> list[DatasetPart]:
     """Return the datasets to write, groups before what is in them.
 
-    Takes arguments of `write`, and whether variables may be virtual.
+    Parameters
+    ----------
+    given : Dataset, DataArray or DataTree
+        What is written.
+    group : str, optional
+        Path of the group that all of it goes to.
+    *how
+        The arguments of `write` that a part has, from `mode` to `statistics`, in its order.
+    virtual : bool
+        Whether variables may be virtual.
 
     Raises
     ------
@@ -102,9 +100,9 @@ def parts_of(
         If the arguments contradict each other, or have unknown names.
     """
     top = (group or "").strip("/")
-    how = mode, append_dim, region, encoding or {}, on_existing, sort, check, statistics
-    whole = DatasetPart(xr.Dataset(), top, *how, None, top)
+    whole = DatasetPart(xr.Dataset(), top, top, *how)
     _check_options(whole)
+    append_dim, region, on_existing = whole.append_dim, whole.region, whole.on_existing
     datasets = _datasets(given, whole.encoding)
     dims = {dim: None for _, ds, _ in datasets for dim in ds.dims}
     if append_dim is not None and append_dim not in dims:

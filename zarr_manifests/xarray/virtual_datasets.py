@@ -137,8 +137,8 @@ def write_virtual(
     if mode == "a-":
         raise InvalidArgumentError("mode='a-' is not for references: drop variables instead")
     top = node_path("" if group is None else group)
-    how: Any = top, mode, append_dim, region, None, "error", None, check
-    parts = parts_of(vds, *how, virtual=True)
+    how: Any = mode, append_dim, region, {}, "error", None, check, True
+    parts = parts_of(vds, top, *how, virtual=True)
 
     def into(target: ManifestStore | Session) -> None:
         store = target if isinstance(target, ManifestStore) else target.store

@@ -212,8 +212,8 @@ def write(
     >>> read["gfs/t"].values
     array([2., 3.])
     """
-    how: Any = group, mode, append_dim, region, encoding, on_existing, sort, check, statistics
-    parts = parts_of(ds, *how)
+    how = mode, append_dim, region, encoding or {}, on_existing, sort, check, statistics
+    parts = parts_of(ds, group, *how)
     if config is not None and isinstance(location, Repository):
         raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
     message = _said_of(parts) if message is None else checked_message(message)
@@ -315,8 +315,8 @@ def to_session(
             "to_session writes to a session, such as repo.writable_session(), or to a fork, not to "
             f"a {type(session).__name__}; zarr_manifests.write takes a repository"
         )
-    how: Any = group, mode, append_dim, region, encoding, on_existing, sort, check, statistics
-    parts = parts_of(ds, *how)
+    how = mode, append_dim, region, encoding or {}, on_existing, sort, check, statistics
+    parts = parts_of(ds, group, *how)
     if isinstance(session, Fork):
         if append_dim is not None:
             raise InvalidArgumentError(
