@@ -29,7 +29,6 @@ type Location = str | os.PathLike[str] | Storage
 _VARIABLES: Final = ("AWS_", "GOOGLE_", "AZURE_", "AZURITE_", "IDENTITY_", "MSI_", "SSL_CERT_")
 _SLIPPED = re.compile(r"(file|memory|s3a?|gs|gcs|az|abfss?|https?):(?!//).*", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_LOCAL_OPTIONS: Final = {"force": bool, "follow_links": bool}
 _CLIENT_OPTIONS: Final[dict[str, type]] = {
     "headers": Mapping,
     "retries": int,
@@ -46,7 +45,7 @@ _STORE_OPTIONS: Final = {
     **_CLIENT_OPTIONS,
 }
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "file": _LOCAL_OPTIONS,
+    "file": {"force": bool, "follow_links": bool},
     "memory": {},
     "s3": {
         "region": str,
@@ -59,19 +58,9 @@ _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "az": {"account": str, **_STORE_OPTIONS},
     "http": {"allow_redirects": bool, **_CLIENT_OPTIONS},
 }
-_KINDS: Final = {
-    "file": "file",
-    "memory": "memory",
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "abfs": "az",
-    "abfss": "az",
-    "http": "http",
-    "https": "http",
-}
+_ALSO: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "https": "http"}
+_KINDS: Final = {kind: kind for kind in _OPTIONS} | _ALSO
+"""The kind of place by scheme."""
 _SPARK_AZURE: Final = re.compile(
     r"([a-z0-9$-]+)@([a-z0-9]{3,24})\.(?:dfs|blob)\.core\.windows\.net(/.*)?"
 )
