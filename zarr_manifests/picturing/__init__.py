@@ -84,11 +84,6 @@ class Folding(Struct, frozen=True, eq=False):
         sides = np.diff(self.row_edges), np.diff(self.column_edges)
         return np.outer(*sides) * math.prod(others)
 
-    @property
-    def is_folded(self) -> bool:
-        """Whether any cell stands for more than one chunk."""
-        return math.prod(self.shape) < math.prod(self.grid_shape)
-
     def place(self, coords: IndexArray, weights: Any = None) -> npt.NDArray[Any]:
         """How many of these chunks (int64[n, ndim]) are in each cell, or the sum of their weights.
 
@@ -170,10 +165,6 @@ class ChunkMap(Struct, frozen=True, eq=False):
     changed_ms: IndexArray
     since_ms: int
 
-    def name(self, axis: int | None) -> str:
-        """What an axis is called."""
-        return axis_name(self.dimensions, axis)
-
 
 def axis_name(dimensions: Sequence[str | None], axis: int | None) -> str:
     """The name of a dimension, or which axis it is; empty for none."""
@@ -249,15 +240,16 @@ def as_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords) -
         [_cell(found, new, chunk_shape, (row, column)) for column, new in enumerate(line)]
         for row, line in enumerate(counts.tolist())
     ]
-    names = [found.name(axis) for axis in folding.axes]
+    names = [axis_name(found.dimensions, axis) for axis in folding.axes]
     text = f"chunks along {names[1]}" if width > 1 else "one chunk"
     if height > 1:
         text = f"rows are {names[0]}, columns are {names[1]}"
     elif width > _LINE:
         lines = [lines[0][at : at + _LINE] for at in range(0, width, _LINE)]
         text += ", line by line"
-    if folding.is_folded:
-        text += f"; each cell stands for up to {count_text(int(folding.whole.max()), 'chunk')}"
+    most = int(folding.whole.max(initial=0))
+    if most > 1:
+        text += f"; each cell stands for up to {count_text(most, 'chunk')}"
     widest = max(map(len, lines), default=0)
     size = " few" if max(widest, len(lines)) <= _FEW else " many" if widest > _MANY else ""
     parts = bool(((found.chunks > 0) & (found.chunks < folding.whole)).any())
@@ -275,7 +267,8 @@ def _cell(found: ChunkMap, new: int, chunk_shape: Coords, at: tuple[int, int]) -
             lo, hi = int(places[place]), int(places[place + 1]) - 1
             first[axis] = lo * chunk_shape[axis]
             if folding.grid_shape[axis] > 1:
-                where.append(f"{found.name(axis)} {lo}" + (f" to {hi}" if hi > lo else ""))
+                along = axis_name(found.dimensions, axis)
+                where.append(f"{along} {lo}" + (f" to {hi}" if hi > lo else ""))
     size = bytes_text(int(found.nbytes[at]))
     if whole == 1:
         told = (f"there, {size}" if there else "not there") + ("; changed" if new else "")
