@@ -34,15 +34,9 @@ __all__ = [
 
 __getattr__ = on_demand(
     __name__,
-    aggregate="cell_rows",
-    changes="cell_rows",
-    explain_pruning="cell_rows",
-    foreach_batch="dataframes",
-    ingest="tasks",
+    **dict.fromkeys(("aggregate", "changes", "explain_pruning", "read"), "cell_rows"),
+    **dict.fromkeys(("foreach_batch", "write_dataframe"), "dataframes"),
+    **dict.fromkeys(("ingest", "session", "write_dataset"), "tasks"),
     metadata_table="maintenance",
-    read="cell_rows",
     register="data_source",
-    session="tasks",
-    write_dataframe="dataframes",
-    write_dataset="tasks",
 )
