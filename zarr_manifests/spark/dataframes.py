@@ -313,7 +313,7 @@ def plan_write(
         )
         for dim in dims
     )
-    variables = tuple(_values(source, join(group, name), dims, columns) for name in names)
+    variables = tuple(_values(source, name, dims, columns) for name in names)
     shape = tuple(axis.size for axis in along)
     chunks = [dict(zip(source.dims[n], source.stored_chunk_shape(n), strict=True)) for n in names]
     unit = common_unit([tuple(chunk[dim] for dim in dims) for chunk in chunks], shape)
@@ -415,7 +415,7 @@ def _dims_of(source: Source, names: Sequence[str], options: WriteOptions) -> lis
     return [str(dim) for dim in source.encoded(names[0]).dims]
 
 
-def _values(source: Source, path: str, dims: Sequence[str], columns: pa.Schema) -> Values:
+def _values(source: Source, name: str, dims: Sequence[str], columns: pa.Schema) -> Values:
     """A variable, and how values of its column are stored.
 
     Raises
@@ -423,7 +423,6 @@ def _values(source: Source, path: str, dims: Sequence[str], columns: pa.Schema) 
     InvalidArgumentError
         If values of the column cannot be values of the variable.
     """
-    name = split(path)[1]
     variable, decoded = source.encoded(name), source.decoded_dtype(name)
     check_fits(name, columns.field(name).type, np.empty(0, decoded), "the values of that array")
     stored = variable.dtype
@@ -436,6 +435,7 @@ def _values(source: Source, path: str, dims: Sequence[str], columns: pa.Schema) 
         with suppress(MisfitError):
             absent = encoded(fit, np.array([None], unit))
     axes = tuple(dims.index(str(dim)) for dim in variable.dims)
+    path = source.arrays[name].path
     return Values(name=name, path=path, axes=axes, stored=stored, fit=fit, absent=absent)
 
 
