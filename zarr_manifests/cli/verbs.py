@@ -187,8 +187,7 @@ def pairs(given: Pairs, option: str) -> dict[str, str]:
 
 def open_at(url: str, option: Pairs, authorize: bool = False) -> Repository:
     """Open the repository at that URL."""
-    options = storage_options(url, option)
-    return zm.open(url, authorize=authorize, storage_options=options)
+    return zm.open(url, authorize=authorize, storage_options=storage_options(url, option))
 
 
 # --- what is printed ----------------------------------------------------------------------------

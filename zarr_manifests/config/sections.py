@@ -298,8 +298,7 @@ def plain_values(section: Any) -> dict[str, Any]:
     written = {}
     for name, option in options_of(type(section)).items():
         value = getattr(section, option.field)
-        null = value is None and option.nullable
-        written[name] = None if null else option.kind.write(value)
+        written[name] = None if value is None and option.nullable else option.kind.write(value)
     return written
 
 

@@ -559,8 +559,7 @@ def _icechunk_documents(source: SnapshotSource) -> Batch:
             )
         fields = json.loads(node.documents[V3_DOCUMENT])
         if node.array is not None:
-            keys = {"name": "default", "configuration": {"separator": "/"}}
-            fields["chunk_key_encoding"] = keys
+            fields["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "/"}}
         try:
             document = json.dumps(fields, allow_nan=False).encode()
         except ValueError as error:

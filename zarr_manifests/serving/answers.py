@@ -377,8 +377,7 @@ class ZarrAnswers:
         headers["Content-Length"] = str(end - start)
         if part is not None:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{value.ref.length}"
-        is_json = split(value.key)[1] in _JSON
-        media = "application/json" if is_json else "application/octet-stream"
+        media = "application/json" if split(value.key)[1] in _JSON else "application/octet-stream"
         head = Response(None, 200 if part is None else 206, headers, media)
         return head if request.method == "HEAD" else partial(self._send, value, start, end, head)
 
@@ -611,8 +610,7 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> bytes:
     MissingChunkError, CorruptObjectError
         If a chunk is missing or damaged.
     """
-    contents = opened.contents
-    node = contents.array_at(path)
+    node = opened.contents.array_at(path)
     array = _opened(opened, node)
     if array.dtype.kind not in "biufmM":
         raise InvalidArgumentError(

@@ -235,8 +235,7 @@ class Pages:
     def _array_diff(self, request: Request) -> Response:
         old, new = self._asked(request, "old", "new")
         array = _ShownArray.at(new, request.path_params["path"])
-        diff = self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False)
-        changed = array.changed(diff)
+        changed = array.changed(self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False))
         table = as_table(array.chunk_map(), changed, array.meta.chunk_shape)
         versions = {"New": array}
         before = old.contents.guarded(partial(old.contents.node, array.node.path))

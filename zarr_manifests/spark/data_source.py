@@ -328,8 +328,7 @@ def _argument(name: str) -> str:
 
 def taken(arguments: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Take the arguments that the options of these names give out of those of `read_options`."""
-    wanted = map(_argument, names)
-    return {name: arguments.pop(name) for name in wanted if name in arguments}
+    return {name: arguments.pop(name) for name in map(_argument, names) if name in arguments}
 
 
 # --- the data source ----------------------------------------------------------------------------
@@ -562,8 +561,7 @@ class Sink:
             rows = pa.Table.from_batches([batch]).rename_columns(self.columns.names)
             if name is not None:
                 known = spooled.labels.get(name, pa.array([], rows[name].type))
-                labels = pa.chunked_array([known, *rows[name].chunks])
-                spooled.labels[name] = labels.unique()
+                spooled.labels[name] = pa.chunked_array([known, *rows[name].chunks]).unique()
             sink = pa.BufferOutputStream()
             feather.write_feather(rows, sink, "lz4")
             spooled.put(bytes(sink.getvalue()))
@@ -593,8 +591,7 @@ class Sink:
 
     def land(self, spooled: Sequence[Spooled], txn: Txn | None) -> WriteReport:
         """Write the rows to chunks and commit them, on top of what others have committed."""
-        rows = replace(self, spooled=spooled)
-        report = write_rows(self.repository, self.options, rows, txn)
+        report = write_rows(self.repository, self.options, replace(self, spooled=spooled), txn)
         _LOG.info("%s: %s", self.repository.storage.url, report)
         return report
 

@@ -295,8 +295,7 @@ def plan_write(
     group, names = _target(session, options, columns.names)
     workspace = workspace_of(session.store)
     looked_up = [join(group, dim) for dim in options.dims]
-    same = same_labels(workspace.context, workspace.contents.view, looked_up)
-    workspace.tip_checks.append(same)
+    workspace.tip_checks.append(same_labels(workspace.context, workspace.contents.view, looked_up))
     given, length = pa.array([], pa.int64()), 0
     if options.mode == "create":
         _create(session, group, names, options, rows)
@@ -605,8 +604,7 @@ def _blank(
         dtype = create_vlen_dtype(str)  # type: ignore[no-untyped-call]
     encoding = {**_TIMED.get(dtype.kind, {}), **(options.encoding or {}).get(name, {})}
     if encoding.get("chunks") is None:
-        itemsize = np.dtype(encoding.get("dtype", dtype)).itemsize
-        encoding["chunks"] = default_chunks(shape, itemsize)
+        encoding["chunks"] = default_chunks(shape, np.dtype(encoding.get("dtype", dtype)).itemsize)
     return xr.Variable(dims, np.empty((0,) * len(dims), dtype), {}, encoding)
 
 

@@ -489,8 +489,7 @@ class Job(Struct, frozen=True, kw_only=True):
         """The schema of the rows."""
         fields = StructType()
         for column in self.columns:
-            kind = from_arrow_type(column.arrow)
-            fields.add(column.name, kind, metadata=dict(column.metadata))
+            fields.add(column.name, from_arrow_type(column.arrow), metadata=dict(column.metadata))
         return fields
 
     @property

@@ -123,8 +123,7 @@ def restrict(job: Job, boxes: IndexArray) -> Job:
     middles = np.cumsum(sizes) - sizes / 2
     tasks = max(-(-rows // options.target_rows), min(parallelism, len(parts)))
     tasks = min(tasks, options.max_tasks, len(parts))
-    shares = np.arange(1, tasks) * (rows / max(tasks, 1))
-    cuts = np.searchsorted(middles, shares)
+    cuts = np.searchsorted(middles, np.arange(1, tasks) * (rows / max(tasks, 1)))
     starts = np.unique(np.concatenate([[0], cuts, [len(parts)]])).astype(np.int64)
     return replace(job, scan=scan, tasks=len(starts) - 1, parts=parts, starts=starts)
 

@@ -480,8 +480,7 @@ def _compute(spark: SparkSession, graph: Any, keys: Sequence[Any], **_: object) 
     graph = convert_legacy_graph(graph)
     if not any(isinstance(node, Task) for node in graph.values()):
         return list(get_sync(graph, keys))  # what was computed already
-    places = order(graph)
-    wanted = sorted(set(keys), key=places.__getitem__)
+    wanted = sorted(set(keys), key=order(graph).__getitem__)
     most = _TASKS * SparkFacts.of(spark).parallelism
     count = max(min(len(wanted), most), -(-len(wanted) // _MOST_KEYS))
     ends = [number * len(wanted) // count for number in range(count + 1)]

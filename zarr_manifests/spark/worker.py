@@ -110,8 +110,7 @@ class Cells(NamedTuple):
 
     def rows(self, names: list[str]) -> pa.Table:
         """One row for each cell."""
-        along = _taken_at(self.along, self.numbers)
-        return pa.table([*along, *self.values], names)
+        return pa.table([*_taken_at(self.along, self.numbers), *self.values], names)
 
     def lines(self, names: list[str]) -> pa.Table:
         """Few rows of lists: outer labels, by line; those along a line; values; a line's length.

@@ -128,8 +128,7 @@ class _Check:
             if not worked[0]:
                 usable = "nothing"
             elif all(worked):
-                shared = storage.capabilities.shared
-                usable = "everything" if shared else "writing by one process"
+                usable = "everything" if storage.capabilities.shared else "writing by one process"
         if usable == "writing by one process":
             self._problems.append(
                 "processes: others cannot see what is written, and it ends with this process"

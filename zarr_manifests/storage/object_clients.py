@@ -485,8 +485,7 @@ class Endpoint:
             )
         reference = None if self.credentials is None else reference_to(self.credentials)
         place = self.kind, self.bucket, self.prefix, self.options
-        own = {"store": self.store, "only_read": self.only_read}
-        return _unpickled, (place, reference, own)
+        return _unpickled, (place, reference, {"store": self.store, "only_read": self.only_read})
 
     @property
     def url(self) -> str:

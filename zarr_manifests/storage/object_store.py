@@ -262,8 +262,7 @@ class ObjectStorage:
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
-        meta = self._ask("read", key, lambda obstore: obstore.head(self._client(), key))
-        return _info(key, meta)
+        return _info(key, self._ask("read", key, lambda obstore: obstore.head(self._client(), key)))
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)

@@ -323,8 +323,7 @@ def _object(scheme: str, rest: str, options: Mapping[str, Any]) -> ObjectStorage
                 f"a {scheme}:// URL is of the form {scheme}://host/path, without a query: the "
                 "signature of a signed URL is a secret, and is refused"
             )
-        place = Endpoint(kind, f"{scheme}://{rest.rstrip('/')}", "", _given(options))
-        return ObjectStorage(place)
+        return ObjectStorage(Endpoint(kind, f"{scheme}://{rest.rstrip('/')}", "", _given(options)))
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.removesuffix("/")
     segments = prefix.split("/") if prefix else []

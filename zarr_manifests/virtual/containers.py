@@ -418,8 +418,7 @@ class Containers(Struct, frozen=True):
             options: dict[str, Any] = {"region": one.region} if one.region else {}
             options |= {"anonymous": True} if one.anonymous else {}
             places[name] = VirtualContainer(one.url, **options)
-        others = {one.name: one.url for one in saved if one.name not in places}
-        return Containers(places, others)
+        return Containers(places, {one.name: one.url for one in saved if one.name not in places})
 
     def locate(self, url: object) -> tuple[str, str]:
         """Return container (empty for none) and path of a location, as they are stored.

@@ -374,8 +374,7 @@ def _columns(
         if not pa.types.is_dictionary(column.type):  # such as nulls only
             column = column.dictionary_encode()
         found = column.dictionary.cast(pa.large_binary()).to_pylist()
-        places = np.asarray(column.indices.fill_null(-1), np.int64)
-        return places, [text or b"" for text in found]
+        return np.asarray(column.indices.fill_null(-1), np.int64), [text or b"" for text in found]
 
     def numbers(name: str) -> Column:
         column = table.column(name)

@@ -197,8 +197,7 @@ class Files:
         """
         number = self._given.get(given)
         if number is None:
-            has_scheme = "://" in given
-            place = given if has_scheme or not self._protocol else f"{self._protocol}://{given}"
+            place = given if "://" in given or not self._protocol else f"{self._protocol}://{given}"
             if "://" not in place and not os.path.isabs(given):
                 refuse_slipped(given)
                 raise InvalidArgumentError(

@@ -87,8 +87,7 @@ class ArrayTarget:
     @cached_property
     def _weights(self) -> CellWeights | None:
         contents = self._workspace.contents
-        node = contents.array_at(self.array.path)
-        return cell_weights(contents, node, self.meaning.weights)
+        return cell_weights(contents, contents.array_at(self.array.path), self.meaning.weights)
 
     def __dask_tokenize__(self) -> object:
         return type(self).__name__, self.array.path, id(self)

@@ -114,8 +114,7 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
             return False
         try:
             storage = from_url(filename_or_obj)
-            here = storage.capabilities.inline
-            return here and storage.get("current", 0, len(MAGIC)) == MAGIC
+            return storage.capabilities.inline and storage.get("current", 0, len(MAGIC)) == MAGIC
         except (ManifestsError, OSError, ValueError):
             return False
 

@@ -160,8 +160,7 @@ class Fit(Struct, frozen=True, dict=True):
         """
         own = xr.Variable(_dims(self.name, values), values, dict(self.given), dict(self.encoding))
         with np.errstate(all="ignore"), quiet(), told(self.name):  # what they warn of is checked
-            encoded = encode_cf_variable(own, name=self.name)
-            codes = self.checked(own, encoded).values
+            codes = self.checked(own, encode_cf_variable(own, name=self.name)).values
         return np.asarray(codes).astype(self.stored or codes.dtype, copy=False)
 
     @cached_property
@@ -290,8 +289,7 @@ class _Comparison(Struct, frozen=True):
         with np.errstate(all="ignore"), told(self.name):
             if given.dtype.kind in "mM" or _are_dates(given):
                 own = own.chunk(name=False)  # else xarray would choose units, block by block
-            encoded = encode_zarr_variable(own, name=self.name)
-            codes = encoded.load(scheduler="synchronous").values
+            codes = encode_zarr_variable(own, name=self.name).load(scheduler="synchronous").values
             return np.asarray(codes.astype(self.stored, copy=False))
 
     def beside(self, given: npt.NDArray[Any], codes: npt.NDArray[Any]) -> None:

@@ -283,8 +283,7 @@ def _look(
             found += error.files
             continue
         if facts is not None:  # one layout for all files that have it is pickled once
-            layout = layouts.setdefault(facts.layout, facts.layout)
-            found.append(replace(facts, layout=layout))
+            found.append(replace(facts, layout=layouts.setdefault(facts.layout, facts.layout)))
     return found
 
 

@@ -135,8 +135,7 @@ def told_of(url: str) -> Iterator[None]:
     except (ImportError, FailedFilesError):
         raise
     except Exception as error:
-        told = Problem(url, f"{type(error).__name__}: {error}")
-        raise FailedFilesError(told) from error
+        raise FailedFilesError(Problem(url, f"{type(error).__name__}: {error}")) from error
 
 
 class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
@@ -196,8 +195,7 @@ class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
             with self.opened(file.url) as opened:
                 yield opened
             if _stamp_of(file.url) != (file.nbytes, file.stamp):
-                told = Problem(file.url, "it has changed since it was looked at")
-                raise FailedFilesError(told)
+                raise FailedFilesError(Problem(file.url, "it has changed since it was looked at"))
 
     @contextmanager
     def opened(self, url: str) -> Iterator[xr.Dataset]:

@@ -387,8 +387,7 @@ def append_check(
     path, changes = join(part.group, dim), contents.changes
     node, before = contents.node(path), None
     if path in changes.nodes or (node is not None and node.node_id in changes.touched()):
-        base = StoredGroup(SessionView(context, contents.view), part.group)
-        before = base.labels(dim, labels)[0]
+        before = StoredGroup(SessionView(context, contents.view), part.group).labels(dim, labels)[0]
 
     def conflict(kind: ConflictKind, component: str, reason: str) -> ConflictError:
         return ConflictError(
