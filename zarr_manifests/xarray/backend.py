@@ -61,8 +61,7 @@ def _opened(
 
     def decoded(opened: _OpenedStore) -> xr.Dataset:
         opened.task_bytes = task_bytes
-        decode: Any = StoreBackendEntrypoint().open_dataset
-        return _pinned(decode(opened, **decoding))
+        return _pinned(StoreBackendEntrypoint().open_dataset(opened, **decoding))
 
     return store, _known_group(store, group), decoded
 
@@ -120,13 +119,11 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
 
     def open_dataset(self, filename_or_obj: Any, **options: Any) -> xr.Dataset:
         store, group, decoded = _opened(filename_or_obj, **options)
-        open_group: Any = _OpenedStore.open_group
-        return decoded(open_group(store, group=group, consolidated=False))
+        return decoded(_OpenedStore.open_group(store, group=group, consolidated=False))
 
     def open_groups_as_dict(self, filename_or_obj: Any, **options: Any) -> dict[str, xr.Dataset]:
         store, group, decoded = _opened(filename_or_obj, **options)
-        open_store: Any = _OpenedStore.open_store
-        groups = open_store(store, group=f"/{group}", consolidated=False)
+        groups = _OpenedStore.open_store(store, group=f"/{group}", consolidated=False)
         if group:  # paths are relative to it
             groups = {
                 str(PurePosixPath(at).relative_to(f"/{group}")): g for at, g in groups.items()
@@ -199,8 +196,7 @@ class _OpenedStore(ZarrStore):
     def open_store_variable(self, name: Any) -> xr.Variable:
         """The variable, not read yet; it will be in bulk."""
         use_bulk(cast("Any", self.members[name]))
-        opened: Any = super().open_store_variable
-        variable: xr.Variable = opened(name)
+        variable: xr.Variable = super().open_store_variable(name)  # type: ignore[no-untyped-call]
         stored = variable.encoding["preferred_chunks"]
         lengths = variable.encoding["shards"] or tuple(stored.values())
         # Other grids than regular ones have a tuple for an axis.

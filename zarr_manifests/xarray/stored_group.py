@@ -211,8 +211,7 @@ class StoredGroup:
         assert self._group is not None
         document = document_of(self._group, V2_GROUP)
         document.pop("consolidated_metadata", None)
-        opened: Any = zarr.AsyncGroup.from_dict(StorePath(store, self._path), document)
-        return zarr.Group(opened)
+        return zarr.Group(zarr.AsyncGroup.from_dict(StorePath(store, self._path), document))
 
     def open_array_in(
         self, store: ManifestStore, name: str, shape: Sequence[int]

@@ -339,11 +339,10 @@ def _document(var: xr.Variable) -> dict[str, Any]:
     """The `zarr.json` of a virtual variable."""
     references: Any = var._data
     found = references.metadata.to_buffer_dict(default_buffer_prototype())[V3_DOCUMENT].to_bytes()
-    encode: Callable[[Any], Any] = encode_zarr_attr_value
     attributes = {**var.attrs, **{k: v for k, v in var.encoding.items() if k in DECODED_BY}}
     return {
         **json.loads(found),
-        "attributes": {str(name): encode(value) for name, value in attributes.items()},
+        "attributes": {str(k): encode_zarr_attr_value(v) for k, v in attributes.items()},  # type: ignore[no-untyped-call]
         "dimension_names": list(map(str, var.dims)),
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
     }

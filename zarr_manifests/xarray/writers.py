@@ -605,8 +605,7 @@ def _begun(
     if part.region is not None:
         ds = ds.drop_vars(ds.indexes)
     _check_arrays(ds, part, there)
-    encode: Any = encode_dataset_coordinates
-    variables, attributes = encode(ds)
+    variables, attributes = encode_dataset_coordinates(ds)
     for key, given in part.encoding.items():
         variables[key].encoding = dict(given)
     # All is checked before any of it is written.
@@ -628,8 +627,7 @@ def _begun(
             group.metadata, consolidated_metadata=ConsolidatedMetadata({})
         )
         only = zarr.Group(zarr.AsyncGroup(metadata=alone, store_path=group.store_path))
-        to: Any = ZarrStore
-        to = to(only, "a", use_zarr_fill_value_as_mask=there.zarr_format == 2)
+        to = ZarrStore(only, "a", use_zarr_fill_value_as_mask=there.zarr_format == 2)
         to.set_variables(new, {*part.encoding}, writer)
     for name, (data, cells, shape) in old.items():
         writer.add(data, there.open_array_in(store, name, shape), cells)
@@ -690,8 +688,7 @@ def _encoded(
 
 def _set_attributes(group: zarr.Group, attributes: Mapping[str, Any]) -> None:
     """Replace the group's attributes, if they differ as JSON: 1 and 1.0 do."""
-    encode: Any = encode_zarr_attr_value
-    given = {key: encode(value) for key, value in attributes.items()}
+    given = {key: encode_zarr_attr_value(value) for key, value in attributes.items()}  # type: ignore[no-untyped-call]
     both = (
         json.dumps(each, sort_keys=True, default=repr) for each in (group.attrs.asdict(), given)
     )
