@@ -160,9 +160,7 @@ class Capabilities(Struct, frozen=True):
 
 
 # A request costs 0.34 ms of processor time, 256 KiB more in one request 0.15 ms, and more with TLS.
-REMOTE_CAPABILITIES: Final = Capabilities(
-    inline=False, durable=True, shared=True, gap_bytes=256 * 1024, span_bytes=4 * 1024 * 1024
-)
+REMOTE_CAPABILITIES: Final = Capabilities(gap_bytes=256 * 1024)
 """What object stores can do."""
 
 

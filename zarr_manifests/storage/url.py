@@ -326,11 +326,10 @@ def _object(scheme: str, rest: str, options: Mapping[str, Any]) -> ObjectStorage
         return ObjectStorage(Endpoint(kind, f"{scheme}://{rest.rstrip('/')}", "", _given(options)))
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.removesuffix("/")
-    segments = prefix.split("/") if prefix else []
     if (
         not _BUCKET.fullmatch(bucket)
         or _ODD.search(prefix)
-        or any(segment in ("", ".", "..") for segment in segments)
+        or (prefix and not {"", ".", ".."}.isdisjoint(prefix.split("/")))
     ):
         raise InvalidArgumentError(
             f"a {scheme}:// URL is of the form {scheme}://bucket/prefix, without a query, with no "
