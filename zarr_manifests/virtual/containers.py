@@ -270,14 +270,10 @@ class VirtualContainer:
             raise InvalidArgumentError(
                 f"a container takes a URL or a path, not {type(url).__name__}"
             )
-        values = {
-            "url": location_of(url),
-            "credentials": credentials,
-            "allow_local": allow_local,
-            "options": tuple(sorted(options.items())),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "url", location_of(url))
+        object.__setattr__(self, "credentials", credentials)
+        object.__setattr__(self, "allow_local", allow_local)
+        object.__setattr__(self, "options", tuple(sorted(options.items())))
         given = list(options) + ["credentials"] * (credentials is not None)
         scheme, path = parse_location(self.url)
         if scheme not in REMOTE and given:

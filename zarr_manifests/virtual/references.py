@@ -485,10 +485,9 @@ def _in_memory(path: str, max_bytes: int) -> Listing:
 
 def _in_store(store: Store, max_bytes: int) -> Listing:
     """The entries of a store of Zarr, which are at no place."""
-    prototype = default_buffer_prototype()
 
     def read(key: str) -> bytes:
-        found = sync(store.get(key, prototype))
+        found = sync(store.get(key, default_buffer_prototype()))
         if found is None:
             raise StorageError(f"{key!r} is listed in the store, and is not there")
         return bytes(found.to_bytes())
