@@ -326,11 +326,9 @@ def _listed(
 
 def _chunks_text(count: int, first: Iterable[Coords]) -> str:
     """How many chunks, and the first of them."""
-    text = f"{count:,} chunk{'' if count == 1 else 's'}"
     shown = [str(at) for at in islice(first, _SHOWN_CHUNKS) if at]
-    if not shown:
-        return text
-    return f"{text}: {', '.join(shown)}{', ...' if count > len(shown) else ''}"
+    told = f": {', '.join(shown)}{', ...' if count > len(shown) else ''}" if shown else ""
+    return f"{count_text(count, 'chunk')}{told}"
 
 
 class ValueChanges(Report, Struct, frozen=True, eq=False):
