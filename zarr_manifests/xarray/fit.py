@@ -48,13 +48,8 @@ _ULPS: Final = 8
 _SECOND: Final = timedelta(seconds=1)
 _REACH: Final = np.timedelta64(106_000, "D")
 _FAILURES: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)
+    ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError,
+)  # fmt: skip
 """What xarray raises where it cannot encode or decode."""
 
 
