@@ -201,8 +201,7 @@ def _check_coordinates(repository: Repository, whole: Job, first: str, last: str
                 f"{', '.join(was)} at snapshot {first}, so its rows cannot be compared"
             )
     for dim in dims:
-        before, after = old.coordinate(dim), new.coordinate(dim)
-        at = _first_difference(before, after)
+        at = _first_difference(old.coordinate(dim), new.coordinate(dim))
         if at is not None:
             raise InvalidArgumentError(
                 f"the coordinate {dim!r} has other values at snapshot {last} than at {first}, from "
