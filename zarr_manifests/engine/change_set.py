@@ -45,14 +45,13 @@ from zarr_manifests.format.chunk_table import (
     StoredRef,
     Unset,
     VirtualRef,
-    chunk_key,
     native_keys,
 )
 from zarr_manifests.format.manifest import Manifest, ManifestRef, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.ids import crc32c, lineage_of, session_of
+from zarr_manifests.ids import crc32c, lineage_of, object_key, session_of
 from zarr_manifests.planning.components import Reads
 from zarr_manifests.planning.meaning import like, merged
 from zarr_manifests.planning.merge import (
@@ -573,7 +572,7 @@ class ChangeSet(Struct, eq=False):
         """
         refs = (ref for _, _, ref in self.refs() if isinstance(ref, NativeRef))
         objects = {(ref.source, ref.number) for ref in refs}
-        found = {chunk_key(*each) for each in objects if each[0] in sessions}
+        found = {object_key("chunks", *each) for each in objects if each[0] in sessions}
         for table in filter(resident, chain.from_iterable(self.tables.values())):
             found |= native_keys(table, sessions)
         return found

@@ -53,7 +53,7 @@ from msgspec import Meta, Struct
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.records import Number, Record, pack, record, unpack
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.ids import is_session_id
+from zarr_manifests.ids import is_session_id, object_key
 from zarr_manifests.keys import is_inside
 
 type Column = npt.NDArray[np.int64]
@@ -468,11 +468,6 @@ class InlineRef(Struct, frozen=True):
         return len(self.data)
 
 
-def chunk_key(session: str, number: int) -> str:
-    """The key of a session's chunk object."""
-    return f"chunks/{session}/{number}"
-
-
 class NativeRef(Struct, frozen=True):
     """A chunk that is a byte range of an object of the repository.
 
@@ -497,7 +492,7 @@ class NativeRef(Struct, frozen=True):
     @property
     def key(self) -> str:
         """The object's key in the storage."""
-        return chunk_key(self.source, self.number)
+        return object_key("chunks", self.source, self.number)
 
 
 class VirtualRef(Struct, frozen=True):
@@ -625,8 +620,8 @@ class ChunkTable(Struct, frozen=True, eq=False):
         """Chunk coordinates of the rows (int64[n, ndim])."""
         return self.box.unravel(self.linear_index())
 
-    def row_of(self, coords: Coords) -> int | None:
-        """The row of a coordinate; None if the table has none."""
+    def get(self, coords: Coords) -> StoredRef | None:
+        """The ref of a coordinate; None if the table has no row for it."""
         box, linear = self.box, 0
         if len(coords) != len(box.lo):
             return None
@@ -635,9 +630,10 @@ class ChunkTable(Struct, frozen=True, eq=False):
                 return None
             linear = linear * (hi - lo) + at - lo
         if self.index is None:
-            return linear
+            return self.ref(linear)
         row = int(self.index.searchsorted(linear))
-        return row if row < len(self.index) and self.index.item(row) == linear else None
+        found = row < len(self.index) and self.index.item(row) == linear
+        return self.ref(row) if found else None
 
     def ref(self, row: int) -> StoredRef:
         """The ref in a row."""
@@ -654,11 +650,6 @@ class ChunkTable(Struct, frozen=True, eq=False):
             start = self.offset.item(row)
             return InlineRef(self.inline[start : start + length])
         return UNSET
-
-    def get(self, coords: Coords) -> StoredRef | None:
-        """The ref of a coordinate; None if the table has no row for it."""
-        row = self.row_of(coords)
-        return None if row is None else self.ref(row)
 
     def stored_refs(self) -> list[tuple[Coords, NativeRef | VirtualRef]]:
         """Coordinates and refs of all native and virtual rows.
@@ -807,7 +798,7 @@ def native_keys(table: ChunkTable, sessions: Collection[str] | None = None) -> s
     new = np.ones(len(source), np.bool_)  # neighbours lie in one pack: few rows begin another
     new[1:] = (source[1:] != source[:-1]) | (number[1:] != number[:-1])
     pairs = zip(source[new].tolist(), number[new].tolist(), strict=True)
-    return {chunk_key(table.sources[source], number) for source, number in set(pairs)}
+    return {object_key("chunks", table.sources[source], number) for source, number in set(pairs)}
 
 
 def _rows(stored: StoredTable) -> dict[str, Any]:

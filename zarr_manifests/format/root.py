@@ -494,27 +494,19 @@ class PageSpill(Struct, frozen=True):
 
 def _entries(root: Root, section: Section) -> dict[str, Any]:
     """What the root itself says of each name; None if it is deleted."""
-    match section:
-        case "branches":
-            return {**dict.fromkeys(root.deleted_branches), **root.branches}
-        case "tags":
-            return {**dict.fromkeys(root.deleted_tags), **root.tags}
-        case "leases":
-            own = {lease.name: lease for lease in root.leases}
-            return {**dict.fromkeys(root.deleted_leases), **own}
+    own = getattr(root, section)
+    if section == "leases":
+        own = {lease.name: lease for lease in own}
+    return {**dict.fromkeys(getattr(root, f"deleted_{section}")), **own}
 
 
 def _with_entries(root: Root, section: Section, entries: Mapping[str, Any]) -> Root:
     """The root that itself says this of the names of a section."""
-    own = {name: value for name, value in entries.items() if value is not None}
+    own: Any = {name: value for name, value in entries.items() if value is not None}
+    if section == "leases":
+        own = tuple(own.values())
     gone = tuple(name for name, value in entries.items() if value is None)
-    match section:
-        case "branches":
-            return replace(root, branches=own, deleted_branches=gone)
-        case "tags":
-            return replace(root, tags=own, deleted_tags=gone)
-        case "leases":
-            return replace(root, leases=tuple(own.values()), deleted_leases=gone)
+    return replace(root, **{section: own, f"deleted_{section}": gone})
 
 
 def page_at(root: Root, section: Section, name: str) -> int | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -192,7 +192,7 @@ class Bounds(Struct, frozen=True, eq=False):
         if len({column.shape for column in columns}) > 1 or self.low.ndim != 1:
             raise CorruptObjectError("the columns of bounds have different lengths")
         dtype = self.low.dtype
-        if self.high.dtype != dtype or not _has_order(dtype):
+        if self.high.dtype != dtype or not _DTYPES.fullmatch(dtype.str):
             raise CorruptObjectError(f"bounds of type {dtype} and {self.high.dtype} have no order")
         # NaN and NaT compare as false.
         if not ((self.low <= self.high) | ~self.bounded).all():
@@ -344,11 +344,6 @@ def added(sums: npt.NDArray[Any]) -> int | float:
             return float(sums.sum())
     total = sum(sums.tolist())
     return total if abs(total) < -NO_SUM and not (sums == NO_SUM).any() else NO_SUM
-
-
-@lru_cache(maxsize=256)
-def _has_order(dtype: np.dtype[Any]) -> bool:
-    return _DTYPES.fullmatch(dtype.str) is not None
 
 
 def _dtype(text: str) -> np.dtype[Any]:

@@ -206,7 +206,7 @@ def read(kind: str, data: bytes, ref: BlobRef | None = None) -> Any:
     for part, table in manifest().parts if manifest else ():
         decoded = Manifest.decode(part, table)
         dict(decoded.refs())
-        decoded.row_of(part.box.lo)
+        decoded.get(part.box.lo)
         fold([decoded], merge_layers([Layer(None, (decoded, decoded))]))
     return value
 

@@ -50,7 +50,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind, chunk_key
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, NodeKind, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_key, checked, pulled
@@ -63,7 +63,7 @@ from zarr_manifests.format.snapshot import (
 )
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.grid import Box
-from zarr_manifests.ids import crc32c
+from zarr_manifests.ids import crc32c, object_key
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.garbage import first_archive_kept, parts, tells_about
 from zarr_manifests.planning.leaves import part_order
@@ -101,7 +101,7 @@ class ChunkRanges(Struct):
             return
         pairs = np.stack([table.source[native], table.number[native]], axis=1)
         unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        keys = [chunk_key(table.sources[source], number) for source, number in unique.tolist()]
+        keys = [object_key("chunks", table.sources[of], number) for of, number in unique.tolist()]
         known = self.objects
         numbers = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
         columns = (table.offset[native], table.length[native], table.crc32c[native])
