@@ -31,7 +31,7 @@ from zarr_manifests.format.manifest import Count, Counted, Delta, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import absolute, no_array
-from zarr_manifests.planning.leaves import BaseIndex, NodeFacts
+from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, NodeFacts
 from zarr_manifests.planning.live_deltas import (
     NOTHING,
     Amount,
@@ -117,16 +117,18 @@ def node_facts(
     Where only an upper bound of these is known, `exact` is asked, or else the bound counts.
     """
     amounts, pending = amounts_of(view), pending_rows(view)
-    nodes = {node.node_id: node for node in view.nodes.values() if node.kind is not NodeKind.GROUP}
-    refs: dict[bytes, int] = {}
-    for node_id in nodes:
+    facts: dict[bytes, ArrayFacts] = {}
+    for node in view.nodes.values():
+        if node.kind is NodeKind.GROUP:
+            continue
+        node_id = node.node_id
         amount = amounts.get(node_id, NOTHING)
-        refs[node_id] = amount.chunks
+        refs = amount.chunks
         if not amount.chunks_exact:
             most = base.refs(node_id) + pending.get(node_id, 0)
-            refs[node_id] = (exact(view, node_id) if exact else amount).chunks
-            refs[node_id] = min(refs[node_id], most)
-    return NodeFacts(nodes, refs)
+            refs = min((exact(view, node_id) if exact else amount).chunks, most)
+        facts[node_id] = ArrayFacts.of(node, refs)
+    return facts
 
 
 def counts_of_base(view: SnapshotView, base: BaseIndex, settled: Set[bytes]) -> tuple[Count, ...]:

@@ -73,30 +73,16 @@ class ArrayFacts(Struct, frozen=True):
         """Whether it is a CF coordinate: one axis with the array's own name."""
         return self.dimension_names == (self.path.rpartition("/")[2],)
 
+    @classmethod
+    def of(cls, node: Node, refs: int) -> ArrayFacts:
+        """The facts about an array or an opaque entry with that many refs."""
+        meta, path = node.array, absolute(node.path)
+        if meta is None:
+            return cls(node.node_id, path, (), refs)
+        return cls(node.node_id, path, meta.grid.hi, refs, meta.dimension_names)
 
-class NodeFacts(Mapping[bytes, ArrayFacts]):
-    """The facts about a snapshot's nodes, computed on access."""
 
-    def __init__(self, nodes: Mapping[bytes, Node], refs: Mapping[bytes, int]) -> None:
-        self._nodes, self._refs = nodes, refs
-        self._known: dict[bytes, ArrayFacts] = {}
-
-    def __getitem__(self, node_id: bytes) -> ArrayFacts:
-        found = self._known.get(node_id)
-        if found is None:
-            node = self._nodes[node_id]
-            meta, path = node.array, absolute(node.path)
-            grid = () if meta is None else meta.grid.hi
-            names = None if meta is None else meta.dimension_names
-            found = ArrayFacts(node_id, path, grid, self._refs.get(node_id, 0), names)
-            self._known[node_id] = found
-        return found
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._nodes)
-
-    def __len__(self) -> int:
-        return len(self._nodes)
+type NodeFacts = Mapping[bytes, ArrayFacts]
 
 
 def part_order(part: Part) -> tuple[bytes, Coords, Coords]:

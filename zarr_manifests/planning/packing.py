@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any, Final
 
 import numpy as np
@@ -67,7 +67,14 @@ from zarr_manifests.format.manifest import (
     path_order,
 )
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex, Layout, layout_around
+from zarr_manifests.planning.leaves import (
+    EMPTY,
+    ArrayFacts,
+    BaseIndex,
+    Layout,
+    layout_around,
+    part_order,
+)
 
 EMBED_BYTES: Final = 32 * 1024
 _EMBED_TABLE_BYTES: Final = 8 * 1024
@@ -351,7 +358,7 @@ def _arrays(
             gone[part.node_id] = gone.get(part.node_id, 0) + part.count
     items = []
     for node_id, parts in found.items():
-        ordered = tuple(sorted(parts, key=_corner)) if len(parts) > 1 else tuple(parts)
+        ordered = tuple(sorted(parts, key=part_order))
         if any(a.box == b.box for a, b in pairwise(ordered)):
             raise InvalidArgumentError(f"{facts[node_id].path}: a leaf comes twice")
         stay = base.refs(node_id) - gone.get(node_id, 0)
@@ -359,10 +366,6 @@ def _arrays(
         item.total = item.refs + stay
         items.append(item)
     return sorted(items, key=lambda item: (item.facts.path, item.facts.node_id))
-
-
-def _corner(leaf: Part) -> tuple[Coords, Coords]:
-    return leaf.box.lo, leaf.box.hi
 
 
 def _paired(items: Sequence[_Item], members: int) -> list[list[_Item]]:
@@ -390,7 +393,7 @@ def _packed(one: ManifestSet, items: Sequence[_Item], room: int) -> list[list[_I
 def _manifest(one: ManifestSet, group: Sequence[_Item]) -> PlannedManifest:
     """A manifest with the leaves of a group, array by array."""
     leaves = [(item.facts.path, leaf) for item in group for leaf in item.leaves]
-    leaves.sort(key=lambda of: (of[0], of[1].node_id, _corner(of[1])))
+    leaves.sort(key=lambda of: (of[0], part_order(of[1])))
     return PlannedManifest(one.name, tuple(leaf for _, leaf in leaves))
 
 
@@ -698,8 +701,7 @@ def _plan[Item: (Node, ManifestRef), Link: (NodePage, LeafPage)](
             done.append((group, kept))
     pages: list[Planned[Link]] = []
     for held, stays in done:
-        new = [] if stays else _cut(held, page_of, most, limits)
-        pages += [stays] if stays else [Planned(*page) for page in new]
+        pages += [stays] if stays else starmap(Planned, _cut(held, page_of, most, limits))
     return pages
 
 
@@ -714,10 +716,7 @@ def _cut[T](
             if len(items) == 1 or len(data) <= limits.nbytes:
                 return [(page, data)]
     half = len(items) // 2
-    return [
-        *_cut(items[:half], page_of, most, limits),
-        *_cut(items[half:], page_of, most, limits),
-    ]
+    return _cut(items[:half], page_of, most, limits) + _cut(items[half:], page_of, most, limits)
 
 
 def _alike(page: Base, other: Base) -> bool:
@@ -727,10 +726,7 @@ def _alike(page: Base, other: Base) -> bool:
 
 
 def _lowest(ref: ManifestRef) -> tuple[tuple[int, ...], str]:
-    def corner(part: Part) -> tuple[int, ...]:
-        return part.box.lo
-
-    return min(map(corner, ref.parts)), ref.blob.key
+    return min(part.box.lo for part in ref.parts), ref.blob.key
 
 
 def orphans(page: Base, paths: frozenset[str] | set[str]) -> bool:
