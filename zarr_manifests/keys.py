@@ -112,6 +112,11 @@ def directory(path: str) -> str:
     return path + "/" if path else ""
 
 
+def lies_below(path: str, top: str) -> bool:
+    """Whether a path is that of a group, or of something in it."""
+    return not top or path == top or path.startswith(top + "/")
+
+
 def split(key: str) -> tuple[str, str]:
     """The key's directory (empty for the root) and its last segment."""
     path, _, name = key.rpartition("/")
@@ -270,8 +275,7 @@ class ArrayMeta(Struct, frozen=True):
 
     def is_coordinate(self, path: str) -> bool:
         """Whether this is a CF coordinate variable: one axis with the array's own name."""
-        names = self.dimension_names
-        return names is not None and len(names) == 1 and names[0] == split(path)[1]
+        return self.dimension_names == (split(path)[1],)
 
 
 def node_documents(found: Mapping[str, bytes]) -> dict[str, bytes]:

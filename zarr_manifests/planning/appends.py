@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from zarr_manifests.errors import AlreadyExistsError, Conflict, ConflictKind, InvalidArgumentError
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import IndexArray
+from zarr_manifests.keys import lies_below
 from zarr_manifests.planning.components import Changes, Component, NodeChange
 
 type OnExisting = Literal["error", "skip", "replace"]
@@ -374,12 +375,8 @@ def _group(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _lies_in(path: str, group: str) -> bool:
-    return not group or path == group or path.startswith(group + "/")
-
-
 def _is_near(group: str, groups: Iterable[str]) -> bool:
-    return any(_lies_in(group, other) or _lies_in(other, group) for other in groups)
+    return any(lies_below(group, other) or lies_below(other, group) for other in groups)
 
 
 # --- file rows ------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def rebase(
         back = each.deletion and choice == "theirs"
         if choice == "fail" or (back and not _may_stay(mine, each.node_id)):
             conflicts.append(each.conflict)
-        elif each.deletion and choice == "theirs":
+        elif back:
             kept.add(each.node_id)
         elif each.rows is not None and choice == "theirs":
             dropped[each.node_id] = each.rows

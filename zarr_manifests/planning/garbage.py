@@ -472,23 +472,17 @@ class PackMoves:
             moved = self._number[which] >= 0
             if moved.any():
                 old, at = select(table, moved), which[moved]
-                found.append(
-                    (node_id, old, _moved(old, source, self._number[at], self._offset[at]))
+                new = replace(
+                    old,
+                    source=np.zeros(len(old), np.int64),
+                    number=self._number[at],
+                    offset=self._offset[at],
+                    sources=(source,),
+                    inline=b"",
+                    virtual=NO_SOURCES,
                 )
+                found.append((node_id, old, new))
         return found
-
-
-def _moved(table: ChunkTable, source: str, number: Column, offset: Column) -> ChunkTable:
-    zeros = np.zeros(len(table), np.int64)
-    return replace(
-        table,
-        source=zeros,
-        number=number,
-        offset=offset,
-        sources=(source,),
-        inline=b"",
-        virtual=NO_SOURCES,
-    )
 
 
 def moved_rows(table: ChunkTable, keys: Collection[str]) -> ChunkTable | None:
@@ -813,23 +807,21 @@ def _coordinates(
     entries: Sequence[DeltaEntry], found: Mapping[int, Delta | Digest], ids: frozenset[bytes]
 ) -> tuple[dict[bytes, Coords | None], Manifest]:
     """Merge the chunk tables of coordinates, smallest first, as far as they fit."""
-    merged = {}
+    packed: list[tuple[int, bytes, Coords | None, Manifest]] = []
     for node_id in ids:
         layers = _layers(entries, found, node_id)
         if layers is not None:
-            merged[node_id] = merge_layers(layers)
-    packed: list[tuple[int, bytes, Manifest]] = []
-    for node_id, overlay in merged.items():
-        tables: list[ChunkTable] = [] if overlay.table is None else [overlay.table]
-        manifest = Manifest.of([(node_id, table) for table in tables])
-        packed.append((sum(len(data) for _, data in manifest.parts), node_id, manifest))
+            overlay = merge_layers(layers)
+            manifest = Manifest.of([] if overlay.table is None else [(node_id, overlay.table)])
+            size = sum(len(data) for _, data in manifest.parts)
+            packed.append((size, node_id, overlay.truncated, manifest))
     covered: dict[bytes, Coords | None] = {}
     held = Manifest(())
     room = _TABLES_BYTES
-    for size, node_id, manifest in sorted(packed, key=lambda one: one[:2]):
+    for size, node_id, cut, manifest in sorted(packed, key=lambda one: one[:2]):
         if size <= room:
             room -= size
-            covered[node_id] = merged[node_id].truncated
+            covered[node_id] = cut
             held = Manifest(held.parts + manifest.parts)
     return covered, held
 

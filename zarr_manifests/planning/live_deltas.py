@@ -528,13 +528,7 @@ def alive_amounts(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dic
 
 def sum_of(amounts: Iterable[Amount]) -> Amount:
     """The sum of the amounts."""
-    every = [*amounts]
-    return Amount(
-        sum(amount.chunks for amount in every),
-        sum(amount.nbytes for amount in every),
-        all(amount.chunks_exact for amount in every),
-        all(amount.nbytes_exact for amount in every),
-    )
+    return sum(amounts, NOTHING)
 
 
 def sums_of(amounts: Mapping[bytes, Amount], nodes: Iterable[Node]) -> dict[str, int]:

@@ -15,7 +15,6 @@ it useless.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
 import re
@@ -32,7 +31,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.zone_maps import HASH_BYTES, PAGE_ROWS, Bounds, ZoneTable
+from zarr_manifests.format.zone_maps import HASH_BYTES, MEANING_BYTES, PAGE_ROWS, Bounds, ZoneTable
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 from zarr_manifests.planning.merge import (
     Layer,
@@ -46,7 +45,6 @@ from zarr_manifests.planning.merge import (
     without_unused_sessions,
 )
 
-_DIGEST_BYTES: Final = 16
 _ATTRIBUTES: Final = ("_FillValue", "missing_value", "_Unsigned", "_Encoding", "dtype")
 _UNREAD: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 WEIGHTS: Final = re.compile(r"([^\s:]+):\s*(\S+)")
@@ -179,7 +177,7 @@ def as_laid_out(document: Mapping[str, Any], stored: np.dtype[Any]) -> np.dtype[
 
 def _digest(value: Any) -> bytes:
     text = json.dumps(["zone-maps", value], sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).digest()
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=MEANING_BYTES).digest()
 
 
 type _Found = tuple[np.dtype[Any], np.dtype[Any], npt.NDArray[Any], npt.NDArray[Any]]
@@ -307,7 +305,8 @@ def _marks(given: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         if dtype.kind in "biu":
             if dtype.itemsize == 8 and abs(number) >= _EXACT:
                 return None
-            low, high = (0, 1) if dtype.kind == "b" else _range(dtype)
+            ends = None if dtype.kind == "b" else np.iinfo(dtype)
+            low, high = (0, 1) if ends is None else (ends.min, ends.max)
             if number == math.floor(number) and low <= number <= high:
                 marks.append(int(number))
         else:
@@ -316,11 +315,6 @@ def _marks(given: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
             if same:
                 marks.append(number)
     return np.unique(np.asarray(marks, dtype))
-
-
-def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
 
 
 # --- codecs ---------------------------------------------------------------------------------------

@@ -762,6 +762,7 @@ class Totals:
         # Integers, in two halves: their sum may exceed 64 bits.
         self._halves = np.zeros((2, groups), np.int64)
 
+    @_quiet
     def add(
         self,
         bounds: Bounds,
@@ -779,9 +780,8 @@ class Totals:
             np.add.at(total, groups, column)
         np.add.at(self.covered, groups, covered)
         if bounds.weighted is not None:
-            with np.errstate(invalid="ignore", over="ignore"):
-                np.add.at(self.weighted, groups, bounds.weighted.sums)
-                np.add.at(self.weight, groups, bounds.weighted.weights)
+            np.add.at(self.weighted, groups, bounds.weighted.sums)
+            np.add.at(self.weight, groups, bounds.weighted.weights)
         if bounds.squares is not None:
             self._add_squares(bounds, groups, cells - bounds.missing, high_sums)
         some = bounds.bounded
@@ -793,8 +793,7 @@ class Totals:
         np.minimum.at(self.low, at, low)
         np.maximum.at(self.high, at, high)
         if self.is_float:
-            with np.errstate(invalid="ignore", over="ignore"):
-                np.add.at(self.sums, groups, bounds.sums)
+            np.add.at(self.sums, groups, bounds.sums)
             return
         np.add.at(self._halves[0], groups, high_sums + (bounds.sums >> HALF))
         np.add.at(self._halves[1], groups, bounds.sums & LOW)
@@ -805,15 +804,13 @@ class Totals:
         some = numbers > 0
         at, number, squares = groups[some], numbers[some].astype(np.float64), bounds.squares
         assert squares is not None
-        with np.errstate(invalid="ignore", over="ignore"):
-            high = np.broadcast_to(high_sums, len(some))[some] * 2.0**HALF
-            means = (bounds.sums[some] + high) / number
-            finite = np.isfinite(means)
-            new = np.isnan(self.first[at]) & finite
-            self.first[at[new]] = means[new]
-            off = means - np.nan_to_num(self.first[at])
-            np.add.at(self.off, at, number * off)
-            np.add.at(self.squares, at, squares[some] + number * off * off)
+        high = np.broadcast_to(high_sums, len(some))[some] * 2.0**HALF
+        means = (bounds.sums[some] + high) / number
+        new = np.isnan(self.first[at]) & np.isfinite(means)
+        self.first[at[new]] = means[new]
+        off = means - np.nan_to_num(self.first[at])
+        np.add.at(self.off, at, number * off)
+        np.add.at(self.squares, at, squares[some] + number * off * off)
 
     def deviations(self, count: IndexArray) -> npt.NDArray[np.float64]:
         """The standard deviation of each group with so many values; NaN for none."""

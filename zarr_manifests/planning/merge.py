@@ -217,8 +217,7 @@ def _sliced(table: ChunkTable, rows: slice) -> ChunkTable:
     kind = table.kind[rows]
     source, virtual = _used_files(kind, table.source[rows], table.virtual)
     columns = (table.number[rows], table.offset[rows], table.length[rows], table.crc32c[rows])
-    dense = len(index) == table.box.size
-    at = None if dense else index
+    at = None if len(index) == table.box.size else index
     return ChunkTable(table.box, at, kind, source, *columns, table.sources, b"", virtual)
 
 
@@ -377,9 +376,7 @@ def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | N
     None if they are the same.
     """
     if new is None or old is None:
-        if old is None:
-            return new
-        return _unset(old)
+        return new if old is None else _unset(old)
     if new is old:
         return None
     kept_new, kept_old = shared_rows(new, old), shared_rows(old, new)
@@ -558,10 +555,9 @@ def _gather(
         )
         blob = b"".join(table.inline for table in tables)
         offset, inline = side_by_side(blob, kind, offset, length)
-    dense = len(index) == box.size
     return ChunkTable(
         box,
-        None if dense else index,
+        None if len(index) == box.size else index,
         kind,
         source,
         named("number"),
@@ -584,13 +580,16 @@ def _placed(
 ) -> npt.NDArray[np.int64]:
     """The rows' source positions in the new numbering; 0 for rows without a source."""
     kind = _constant(table.kind)
+    numbering = {RefKind.NATIVE: sessions, RefKind.VIRTUAL: files}
     if kind is None:
-        shifted = _shifted(table, RefKind.NATIVE, sessions)
-        shifted += _shifted(table, RefKind.VIRTUAL, files)
-        return shifted
-    places = {RefKind.NATIVE: sessions, RefKind.VIRTUAL: files}.get(RefKind(kind))
-    if places is None:
+        placed = np.zeros(len(table), np.int64)
+        for of, places in numbering.items():
+            rows = table.kind == of
+            placed[rows] = places[table.source[rows]]
+        return placed
+    if kind not in numbering:
         return repeated(0, len(table))
+    places = numbering[RefKind(kind)]
     source = _constant(table.source)
     if source is not None:
         return repeated(int(places[source]), len(table))
@@ -618,13 +617,3 @@ def _used_files(
     if not everywhere:
         moved[is_virtual] = place[source[is_virtual]]
     return moved, virtual.take(np.flatnonzero(used))
-
-
-def _shifted(
-    table: ChunkTable, kind: RefKind, places: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """The new source positions of rows of this kind; 0 for other rows."""
-    if not len(places):
-        return np.zeros(len(table), np.int64)
-    of_kind = table.kind == kind
-    return np.asarray(places[np.where(of_kind, table.source, 0)] * of_kind)

@@ -37,6 +37,8 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
 from zarr_manifests.ids import object_key
+from zarr_manifests.keys import lies_below
+from zarr_manifests.planning.components import key_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -154,29 +156,20 @@ def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
         raise NotFoundError(f"there is no group or array at /{old}")
     if not old or not new:
         raise InvalidArgumentError("the root cannot be moved or replaced by a move")
-    if _within(new, old):
+    if lies_below(new, old):
         raise InvalidArgumentError(f"/{old} cannot be moved to /{new}, which is or lies below it")
     for path, node in nodes.items():
-        if _within(_key(node), new):
+        if lies_below(key_of(path), new):
             raise AlreadyExistsError(
-                f"there is something at /{new}: /{_key(node)}; delete it first"
+                f"there is something at /{new}: /{key_of(path)}; delete it first"
             )
-        if node.kind is NodeKind.ARRAY and _within(new, path):
+        if node.kind is NodeKind.ARRAY and lies_below(new, path):
             raise InvalidArgumentError(f"/{new} would lie below the array /{path}")
     above = new.rpartition("/")[0]
     if above and above not in nodes:
         raise NotFoundError(f"there is no group /{above} to move to; make it first")
-    taken = {path: _key(node) for path, node in nodes.items() if _within(_key(node), old)}
+    taken = {path: key_of(path) for path in nodes if lies_below(key_of(path), old)}
     return {path: path[: -len(key)] + new + key[len(old) :] for path, key in taken.items()}
-
-
-def _key(node: Node) -> str:
-    """The node's path; for an opaque entry its key, without the leading slash."""
-    return node.path[1:] if node.kind is NodeKind.OPAQUE else node.path
-
-
-def _within(path: str, top: str) -> bool:
-    return path == top or not top or path.startswith(top + "/")
 
 
 def shifted(

@@ -48,6 +48,11 @@ def runs_of(mask: npt.NDArray[np.bool_]) -> IndexArray:
     return edges.astype(np.int64).reshape(-1, 2)
 
 
+def one_run(lo: int, hi: int) -> IndexArray:
+    """The run of these positions, in the form of `Axis.runs`; none if there are no positions."""
+    return np.array([[lo, hi]] if hi > lo else [], np.int64).reshape(-1, 2)
+
+
 class Axis(Struct, frozen=True, eq=False):
     """One axis of an array: the length of its chunks, and the selected positions.
 
@@ -428,10 +433,7 @@ class Bins(Struct, frozen=True, eq=False):
             If there are more cells than 63 bits can number.
         """
         sides = list(zip(region.lo, region.hi, strict=True))
-        runs = [
-            np.array([[lo, hi]] if hi > lo else [], np.int64).reshape(-1, 2) for lo, hi in sides
-        ]
-        axes = [Axis(length, run) for length, run in zip(unit, runs, strict=True)]
+        axes = [Axis(length, one_run(*side)) for length, side in zip(unit, sides, strict=True)]
         scan = plan_scan(axes, target_rows=max(cells, 1), min_tasks=max(least, 1))
         lengths = [spans[:, 1] - spans[:, 0] for spans in scan.spans]
         shape = tuple(int(each.max(initial=0)) for each in lengths)

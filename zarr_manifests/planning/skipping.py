@@ -17,6 +17,7 @@ from datetime import UTC, timedelta, tzinfo
 from fractions import Fraction
 from functools import partial, reduce
 from itertools import product, zip_longest
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +35,7 @@ _DENSE: Final = 1 << 24
 """Most chunks of a region that are looked at one by one though nothing is stored for them."""
 _MOST_RUNS: Final = 1 << 16
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9, "ps": 10**12, "fs": 10**15}
-_FIELDS: Final = ("year", "month", "day", "hour", "minute", "second", "microsecond")
+_FIELDS: Final = attrgetter("year", "month", "day", "hour", "minute", "second", "microsecond")
 _BASES: Final = (13, 32, 24, 60, 62, 10**6)
 """One more than the greatest month, day and so on of any calendar."""
 _ABOVE_NAN: Final = (">", ">=", "!=")
@@ -153,25 +154,20 @@ def matching_runs(
     A dimension without a coordinate has positions, which are not listed: between two numbers that
     occur in comparisons, all of them compare alike.
     """
-    starts = None
-    if coordinate is None:
-        ends = [end for each in comparisons for value in each.values for end in _ends(value)]
+    values = coordinate
+    if values is None:
+        given = [value for each in comparisons for value in each.values]
+        ends = [end for one in given for end in (one if isinstance(one, tuple) else (one,))]
         numbers = [int(min(max(end, -1), size)) for end in ends if isinstance(end, int | float)]
         edges = {0, *numbers, *(number + 1 for number in numbers)}
-        starts = np.array(sorted(edge for edge in edges if 0 <= edge < size), np.int64)
-    values = coordinate if starts is None else starts
-    assert values is not None
+        values = np.array(sorted(edge for edge in edges if 0 <= edge < size), np.int64)
     masks = [
         matching_cells(each, values, zone=zone, nan_is_null=nan_is_null) for each in comparisons
     ]
     runs = runs_of(np.logical_and.reduce(masks))
-    if starts is None:
+    if coordinate is not None:
         return runs
-    return np.stack([starts[runs[:, 0]], np.append(starts, size)[runs[:, 1]]], axis=1)
-
-
-def _ends(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    return np.stack([values[runs[:, 0]], np.append(values, size)[runs[:, 1]]], axis=1)
 
 
 def comparable(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], _Mask]:
@@ -203,7 +199,7 @@ def _matching(
     op, values, labels = comparison.op, comparison.values, comparison.op == "within"
     kind = _kind(low)
     if kind == "dates":
-        low = high = np.array([_rank_of(date) if labels else date.isoformat() for date in low])
+        low = high = np.array([_rank(_FIELDS(at)) if labels else at.isoformat() for at in low])
         kind = kind if labels else "U"
     scalar = partial(_scalar, comparison, kind, low.dtype, zone=zone)
     if op == "!=":
@@ -234,10 +230,6 @@ def _matching(
             inside &= less if op == "<" else less | equal
         found |= inside
     return found & ~np.isnan(low) if labels and kind == "f" else found
-
-
-def _rank_of(date: Any) -> int:
-    return _rank([getattr(date, name) for name in _FIELDS])
 
 
 def _kind(values: npt.NDArray[Any]) -> str:

@@ -127,11 +127,6 @@ class Moment(Struct, frozen=True):
     def __post_init__(self) -> None:
         self.nanoseconds()
 
-    @property
-    def is_date(self) -> bool:
-        """Whether it has no time of day."""
-        return ":" not in self.text and not re.search(r"[T ]", self.text)
-
     def nanoseconds(self, zone: tzinfo = UTC, *, last: bool = False) -> int:
         """Nanoseconds from 1970 in UTC to the first instant of its period, or to the last.
 
@@ -280,7 +275,8 @@ def _literal_sql(value: End) -> str:
             return f"'{escaped}'"
         case None | bytes() | timedelta() | np.timedelta64():
             return str(value)
-    return f"{'DATE' if value.is_date else 'TIMESTAMP'} '{value.text}'"
+    is_date = ":" not in value.text and not re.search(r"[T ]", value.text)
+    return f"{'DATE' if is_date else 'TIMESTAMP'} '{value.text}'"
 
 
 def _name_sql(name: str) -> str:
@@ -612,14 +608,11 @@ class _Parser:
                     return token.upper() == "TRUE"
                 case "time":
                     return Moment(_unquoted(token[token.index("'") :]))
-            return _number("".join(token.split()))
+            number = "".join(token.split())
+            # An exact decimal; with an exponent, a number of 64 bits, as in Spark.
+            return _canonical(float(number) if "e" in number.lower() else Decimal(number))
         except InvalidArgumentError as error:
             raise self._error(str(error), start) from None
-
-
-def _number(text: str) -> Literal:
-    """An exact decimal; with an exponent, a number of 64 bits, as in Spark."""
-    return _canonical(float(text) if "e" in text.lower() else Decimal(text))
 
 
 def _unquoted(text: str) -> str:
