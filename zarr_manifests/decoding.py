@@ -115,7 +115,13 @@ class _Shards(Struct, frozen=True):
     has_checksum: bool
 
     def open(self, coords: IndexArray, shards: Chunks) -> tuple[IndexArray, Chunks]:
-        """The coordinates and bytes of the inner chunks that are there."""
+        """The coordinates and bytes of the inner chunks that are there.
+
+        Raises
+        ------
+        InDoubtError
+            If a shard is not exactly what Zarr writes.
+        """
         indexes = [self._index(shard) for shard in shards]  # first, as it has to be there wholly
         inner = np.indices(self.counts).reshape(len(self.counts), -1).T
         places, parts = [], []
@@ -236,24 +242,13 @@ class BulkDecoder(Struct, frozen=True):
             data: Chunks = [data for _, data in batch]
             try:
                 if self.shards is not None:
-                    coords, data = self.inner_chunks(coords, data)
+                    coords, data = self.shards.open(coords, data)
                 values = self.values(data)
             except InDoubtError:
                 return False
             if len(values):
                 place(values, coords, out, lo)
         return True
-
-    def inner_chunks(self, coords: IndexArray, shards: Chunks) -> tuple[IndexArray, Chunks]:
-        """Coordinates and bytes of the chunks in these shards.
-
-        Raises
-        ------
-        InDoubtError
-            If a shard is not exactly what Zarr writes.
-        """
-        assert self.shards is not None
-        return self.shards.open(coords, shards)
 
     def values(self, chunks: Chunks) -> npt.NDArray[Any]:
         """The values of chunks, not of shards, of shape (chunks, *chunk shape).

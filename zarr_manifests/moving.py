@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -515,7 +514,6 @@ _TIME: Final = "icechunk-time"
 _BY: Final = "icechunk-import"
 
 
-@dataclass(slots=True)
 class _IcechunkHistory:
     """Imports branches and tags of an icechunk repository.
 
@@ -532,14 +530,12 @@ class _IcechunkHistory:
         The snapshot that each icechunk snapshot has become.
     """
 
-    context: Context
-    files: IcechunkFiles
-    ours: dict[str, str] = field(default_factory=dict)
-    _refs: Refs = field(init=False)
-    _first: str = ""
-    _due: set[str] = field(default_factory=set)
-    _total: int = 0
-    _names: dict[str, str | None] = field(default_factory=dict)
+    def __init__(self, context: Context, files: IcechunkFiles) -> None:
+        self.context, self.files, self._refs = context, files, Refs(context)
+        self.ours: dict[str, str] = {}
+        self._names: dict[str, str | None] = {}
+        self._due: set[str] = set()
+        self._first, self._total = "", 0
 
     def run(self, branches: Iterable[str] | None, *, heads_only: bool) -> dict[str, str]:
         """Import the branches, by default all of them, and the tags; `ours`.
@@ -553,7 +549,6 @@ class _IcechunkHistory:
         ConflictError
             If a branch has other commits than those of its icechunk branch, or a tag is elsewhere.
         """
-        self._refs = Refs(self.context)
         files = self.files
         chosen = _chosen(files.branches, branches)
         self._find_ours()

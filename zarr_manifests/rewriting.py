@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
-import numpy as np
 import zarr
 import zarr.storage
 from msgspec import Struct
@@ -26,9 +25,9 @@ from msgspec.structs import replace
 
 from zarr_manifests import repositories
 from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.regions import ResolvedChunks
-from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.planning.scan import Axis, Scan, one_run, plan_scan
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import RewriteReport, SnapshotInfo
 from zarr_manifests.repositories import repository_of
@@ -180,12 +179,8 @@ def plan_rechunk(
             common = -(-shape[axis] // new[axis]) * new[axis]
         if math.prod(unit) // unit[axis] * common <= target_cells:
             unit[axis] = common
-    axes = [Axis(n, _whole(length)) for n, length in zip(unit, shape, strict=True)]
+    axes = [Axis(n, one_run(0, length)) for n, length in zip(unit, shape, strict=True)]
     return plan_scan(axes, target_rows=target_cells)
-
-
-def _whole(length: int) -> IndexArray:
-    return np.array([[0, length]] if length else np.empty((0, 2)), np.int64).reshape(-1, 2)
 
 
 def reads_per_chunk(scan: Scan, old: Sequence[int]) -> float:

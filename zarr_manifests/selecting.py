@@ -95,7 +95,7 @@ def chunks_where(
         reasons[comparison.sql] = int(gone.sum()) * (total // max(len(gone), 1))
         keep &= fits
         axes[found] &= _by_chunk(keep, array.meta.chunk_shape[found])
-    region = _around(axes)
+    region = box_around(axes)
     nodes = [node for node, _ in of_data.values()]
     known = zones_of(
         array.contents.context,
@@ -144,7 +144,7 @@ def _by_chunk(cells: _Mask, chunk: int) -> _Mask:
     return np.logical_or.reduceat(cells, starts) if len(starts) else cells
 
 
-def _around(axes: Sequence[_Mask]) -> Box:
+def box_around(axes: Sequence[_Mask]) -> Box:
     """The smallest box around the chunks that are in all masks."""
     found = [np.flatnonzero(axis) for axis in axes]
     if not all(map(len, found)):

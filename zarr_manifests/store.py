@@ -46,6 +46,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.keys import directory
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.virtual.virtual_refs import VirtualRefs, table_of
 
@@ -354,7 +355,7 @@ class ManifestStore(Store):
     async def delete_dir(self, prefix: str) -> None:
         """Remove all values below the directory."""
         self._check_writable()
-        await self._run(self._writes.delete_below, _directory(prefix))
+        await self._run(self._writes.delete_below, directory(prefix.strip("/")))
 
     # --- references to bytes elsewhere -------------------------------------------------------
 
@@ -484,7 +485,7 @@ class ManifestStore(Store):
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """The names right below the directory."""
-        for name in sorted(await self._run(self._reads.children, _directory(prefix))):
+        for name in sorted(await self._run(self._reads.children, directory(prefix.strip("/")))):
             yield name
 
     async def _run(self, call: Any, *args: Any) -> Any:
@@ -531,11 +532,6 @@ def _restore(state: ForkState, read_only: bool) -> ManifestStore:
     return ManifestStore(state, read_only=read_only)
 
 
-def _directory(prefix: str) -> str:
-    prefix = prefix.strip("/")
-    return prefix + "/" if prefix else ""
-
-
 def _buffer(data: bytes | memoryview, prototype: BufferPrototype | None) -> Buffer:
     kind = (prototype or default_buffer_prototype()).buffer
     if kind is CPUBuffer:  # same as `from_bytes`, but faster
@@ -552,12 +548,10 @@ def _bytes(value: Buffer) -> bytes:
     return value.to_bytes()
 
 
-def _span(entry: Entry, part: ByteRequest | None) -> tuple[int, int]:
+def _span(entry: Entry, part: ByteRequest) -> tuple[int, int]:
     """Start and length of the requested range within the value."""
     total = entry.length
     match part:
-        case None:
-            return 0, total
         case RangeByteRequest(start, end):
             start = min(start, total)
             return start, max(min(end, total) - start, 0)

@@ -51,7 +51,7 @@ from zarr_manifests.planning.skipping import boxes_of, may_match
 from zarr_manifests.planning.where import parse_where
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import Run
-from zarr_manifests.selecting import WhereArray
+from zarr_manifests.selecting import WhereArray, box_around
 from zarr_manifests.store import ManifestStore
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ class _Summary:
 
     def find(self, branch: str | None, run: Run | None) -> None:
         """Find out everything that is asked for; `run` is for what is read."""
-        region = self._region()
+        region = box_around([axis.touched for axis in self._axes])
         if not region.size:
             return
         array, node_id = self._array, self._array.node.node_id
@@ -361,13 +361,6 @@ class _Summary:
         self._counts["chunks_read"] = int(rest.sum())
         self._counts["bytes_read"] = int(table.length[rest].sum())
         self._read(table.box.carried(table.linear_index()[rest], region), region, run)
-
-    def _region(self) -> Box:
-        """The smallest box around the chunks with anything selected."""
-        found = [np.flatnonzero(axis.touched) for axis in self._axes]
-        if not all(map(len, found)):
-            return Box((0,) * len(found), (0,) * len(found))
-        return Box(tuple(int(at[0]) for at in found), tuple(int(at[-1]) + 1 for at in found))
 
     def _each(self, coords: IndexArray) -> Iterator[tuple[GroupedAxis, IndexArray]]:
         return zip(self._axes, coords.T, strict=True)
@@ -618,12 +611,10 @@ class _Summary:
         one, other = np.split(self._array.decoded(node, both), 2)
         # With a negative scale, the least stored value is the greatest one.
         low, high = np.minimum(one, other), np.maximum(one, other)
-        if totals.bounded.all():
-            return low, high
-        return (
-            np.where(totals.bounded, low, np.nan).astype(np.result_type(low.dtype, np.float32)),
-            np.where(totals.bounded, high, np.nan).astype(np.result_type(low.dtype, np.float32)),
-        )
+        if not totals.bounded.all():
+            wide = np.result_type(low.dtype, np.float32)
+            low, high = (np.where(totals.bounded, end, np.nan).astype(wide) for end in (low, high))
+        return low, high
 
 
 class _ReadTask(Struct, frozen=True):

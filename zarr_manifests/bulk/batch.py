@@ -360,7 +360,7 @@ def _put(
     coords = every[numbers]
     if decoder.shards is not None:
         every_part = len(chunks) * math.prod(decoder.shards.counts)
-        coords, chunks = decoder.inner_chunks(coords, chunks)
+        coords, chunks = decoder.shards.open(coords, chunks)
         if len(chunks) < every_part:
             for number in numbers.tolist():
                 batch.put_fill_value(number)
