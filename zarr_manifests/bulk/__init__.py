@@ -45,7 +45,7 @@ from zarr.core.codec_pipeline import (
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
-from zarr_manifests.bulk.batch import Batch, LazyPath, read_batch, read_few, write_batch
+from zarr_manifests.bulk.batch import Batch, LazyPath, read, write_batch
 from zarr_manifests.bulk.bounded import bounded, decoder_of
 from zarr_manifests.decoding import InDoubtError
 from zarr_manifests.errors import InvalidArgumentError
@@ -116,7 +116,7 @@ class BulkCodecPipeline(FusedCodecPipeline):
             batch = Batch.of(store, items, out, drop_axes)
             decoder, contents = self._decoder_for(batch), contents_of(store)
             few = len(items) <= _MOST_FEW and decoder.shards is None and contents.inline
-            call = partial(read_few if few else read_batch, contents, batch, decoder)
+            call = partial(read, contents, batch, decoder, few=few)
             # A thread would take longer than a few small chunks.
             here = is_here() or (few and batch.chunk_bytes <= _MOST_FEW_BYTES)
             results = call() if here else await asyncio.to_thread(call)

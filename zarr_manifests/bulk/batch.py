@@ -270,35 +270,29 @@ def _start(
 # --- reading ---------------------------------------------------------------------------------
 
 
-def read_few(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results:
-    """Read a few chunks, which are looked up and fetched one by one."""
+def read(contents: SessionView, batch: Batch, decoder: BulkDecoder, *, few: bool) -> Results:
+    """Read all chunks of the request; a few are looked up and fetched one by one."""
+    how = _read_few if few else _read_many
+    return contents.guarded(lambda: how(contents, batch, decoder))
 
-    def read() -> Results:
-        results, straight = [], _is_straight(batch, decoder)
-        for at, key in enumerate(batch.keys):
-            entry = contents.find(key)
-            if entry is None:
-                batch.put_fill_value(at)
-                results.append(_MISSING)
-                continue
-            room = batch.room(at) if straight else None
-            if room is not None and contents.reader.read_into(entry, room):
-                results.append(_PRESENT)
-                continue
+
+def _read_few(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results:
+    results, straight = [], _is_straight(batch, decoder)
+    for at, key in enumerate(batch.keys):
+        entry = contents.find(key)
+        if entry is None:
+            batch.put_fill_value(at)
+            results.append(_MISSING)
+            continue
+        room = batch.room(at) if straight else None
+        if room is None or not contents.reader.read_into(entry, room):
             (values,) = decoder.values([contents.reader.read(entry, 0, entry.length)])
             batch.put(at, values)
-            results.append(_PRESENT)
-        return tuple(results)
-
-    return contents.guarded(read)
+        results.append(_PRESENT)
+    return tuple(results)
 
 
-def read_batch(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results:
-    """Read all chunks of the request."""
-    return contents.guarded(lambda: _read(contents, batch, decoder))
-
-
-def _read(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results:
+def _read_many(contents: SessionView, batch: Batch, decoder: BulkDecoder) -> Results:
     at_keys = _known(array_keys(contents, batch.keys))
     coords, (table, rows) = at_keys.coords, _known(chunks_at_keys(contents, at_keys))
     due = np.flatnonzero(rows >= 0)
@@ -590,7 +584,7 @@ class _PartWriter:
             drop_axes=(),
         )
         few = contents.inline and count <= _MOST_LOOKED_UP
-        (read_few if few else read_batch)(contents, stored, self._decoder)
+        read(contents, stored, self._decoder, few=few)
 
     def _encoded(self, values: _Values) -> list[bytes | memoryview | None]:
         """The bytes to store of each chunk; None if there are none."""
