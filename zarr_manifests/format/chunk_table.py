@@ -109,23 +109,14 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
     CorruptObjectError
         If the column is malformed or a value is out of range.
     """
+    valid = True
     match column:
         case [0, int(value)] if 0 <= value <= most:
             return repeated(value, rows)
-    if rows > MAX_ROWS:
-        raise CorruptObjectError("a column of a chunk table is malformed")
-    values = np.empty(rows, np.int64)
-    _decode(column, values, most)
-    return values
-
-
-def _decode(column: object, values: Column, most: int) -> None:
-    """Decode the column into `values`."""
-    valid, rows = True, len(values)
-    match column:
         case [1, int(first), int(width), int(packed), bytes(data)] if 0 <= first <= most and rows:
-            values[0] = first
-            values[1:] = _unpack(data, width, packed, rows - 1)
+            steps = _unpack(data, width, packed, rows - 1)
+            values = np.empty(rows, np.int64)
+            values[0], values[1:] = first, steps
             np.add.accumulate(values, out=values)
             # A sum that wraps around shows as a value below the one before it. (Compare, since a
             # difference would wrap around again.)
@@ -134,11 +125,12 @@ def _decode(column: object, values: Column, most: int) -> None:
         case [2, 0, int(width), int(packed), bytes(data)]:
             unsigned = _unpack(data, width, packed, rows)
             largest = int(unsigned.max(initial=0))
-            values[:] = unsigned
+            values = unsigned.astype(np.int64)
         case _:
             raise CorruptObjectError("a column of a chunk table is malformed")
     if not valid or largest > most:
         raise CorruptObjectError("a column of a chunk table holds a value out of range")
+    return values
 
 
 def _unpack(data: bytes, width: int, packed: int, rows: int) -> npt.NDArray[np.unsignedinteger]:

@@ -231,20 +231,6 @@ class LogEntry(ListRecord, frozen=True):
 _NO_CONFIG: Final = Config()
 
 
-class _Said:
-    """The last configuration written, as a map: most roots have the same, and no hash is made."""
-
-    last: tuple[Config, dict[str, Any]] = (_NO_CONFIG, _NO_CONFIG.to_dict())
-
-
-def _as_dict(config: Config) -> dict[str, Any]:
-    known, said = _Said.last
-    if config is not known:
-        said = config.to_dict()
-        _Said.last = config, said
-    return said
-
-
 @lru_cache(maxsize=32)
 def _config_of(packed: bytes) -> Config:
     """The saved configuration; cached, since most roots have the same."""
@@ -407,7 +393,7 @@ class Root(Record, frozen=True, rename=_NAMES):
 
     def encode(self) -> bytes:
         """The object's bytes."""
-        told = plain(self, ordered=True) | {"config": _as_dict(self.config)}
+        told = plain(self, ordered=True) | {"config": self.config.to_dict()}
         return encode(ObjectKind.ROOT, told)
 
     @classmethod
