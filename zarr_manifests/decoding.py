@@ -205,9 +205,8 @@ class BulkDecoder(Struct, frozen=True):
         if dtype.kind not in "biufcmMSUV" or dtype.hasobject or dtype.names or not dtype.itemsize:
             return None
         try:
-            return (
-                _of_v2(document, dtype) if document["zarr_format"] == 2 else _of_v3(document, dtype)
-            )
+            made = _of_v2 if document["zarr_format"] == 2 else _of_v3
+            return made(document, dtype)
         except (_UnknownError, AttributeError, LookupError, TypeError, ValueError):
             return None  # in doubt, as of a document that Zarr refuses
 

@@ -445,17 +445,10 @@ def _has_crc32c(codecs: Any) -> bool:
     return isinstance(codecs, str) and codecs.rpartition(".")[2] == "crc32c"
 
 
-def _array(
-    shape: Coords,
-    chunks: Coords,
-    kind: Any,
-    separator: Any,
-    names: tuple[str | None, ...] | None,
-    checked: bool,
-) -> ArrayMeta | None:
-    """The array; None if a value is invalid."""
+def _array(shape: Coords, chunks: Coords, *others: Any) -> ArrayMeta | None:
+    """The same as `_array_of`, which would take other numbers for integers that it has seen."""
     numbers = {*map(type, shape), *map(type, chunks)} <= _INTEGER  # `True` and `1.0` equal integers
-    return _array_of(shape, chunks, kind, separator, names, checked) if numbers else None
+    return _array_of(shape, chunks, *others) if numbers else None
 
 
 @lru_cache(maxsize=1024)  # arrays of a dataset are often alike

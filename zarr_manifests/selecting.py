@@ -378,12 +378,12 @@ class _StoredChunks(Struct, frozen=True, eq=False):
     ) -> _StoredChunks:
         """All of these, in the order of the region."""
         names = ("index", "length", "summed", "inline", "known", "may")
-        columns = [np.concatenate([getattr(one, name) for one in parts]) for name in names]
-        if not (columns[0][1:] > columns[0][:-1]).all():
-            order = np.argsort(columns[0])
-            columns = [column[order] for column in columns]
-        index, length, summed, inline, known, may = columns
-        return cls(index, length, summed, inline, known, may, unread, summed_bytes)
+        columns: Any = {n: np.concatenate([getattr(one, n) for one in parts]) for n in names}
+        index = columns["index"]
+        if not (index[1:] > index[:-1]).all():
+            order = np.argsort(index)
+            columns = {name: column[order] for name, column in columns.items()}
+        return cls(**columns, unread=unread, summed_bytes=summed_bytes)
 
     def sizes(
         self, array: WhereArray, region: Box, chosen: Callable[[IndexArray], _Mask]
