@@ -582,19 +582,17 @@ class _Pruner:
         low, high, bounded = bounds.low, bounds.high, bounds.bounded
         nullable = bool(len(meaning.missing)) or meaning.dtype.kind in "fmM"
         nulls = ((bounds.missing > 0) | ~hold) & nullable
-        everything = np.ones(len(bounds), np.bool_)
-        as_text = dtype.kind == "S" and meaning.dtype.kind in "SU"
-        if dtype != meaning.dtype and not as_text:
-            return None
-        if as_text:
+        if dtype.kind == "S" and meaning.dtype.kind in "SU":
             return Ranges(low, high, bounded, nulls, hold)
+        if dtype != meaning.dtype:
+            return None
         fill = meaning.fill
         if not hold.all() and fill == fill and fill not in meaning.missing:
             low = np.where(hold, low, np.where(bounded, np.minimum(low, fill), fill))
             high = np.where(hold, high, np.where(bounded, np.maximum(high, fill), fill))
             bounded = bounded | ~hold
         if not bounded.any():
-            return Ranges(low, high, bounded, nulls, everything)
+            return Ranges(low, high, bounded, nulls, np.ones(len(bounds), np.bool_))
         # Rows without values have any bounds.
         some = low[np.argmax(bounded)]
         both = [np.where(bounded, ends, some) for ends in (low, high)]

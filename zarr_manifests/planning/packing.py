@@ -222,9 +222,6 @@ def pair(sizes: Sequence[int], members: int) -> list[list[int]]:
 
 # --- sets --------------------------------------------------------------------------------------
 
-_TOO_BIG: Final = "its {refs:,} chunk refs are more than the {most:,} of a manifest"
-_FULL: Final = "the set has its {most:,} manifests already"
-
 
 class PlannedManifest(Struct, frozen=True):
     """A manifest to write."""
@@ -434,9 +431,9 @@ def explain(
         refs, most = base.refs(array.node_id), one.max_manifest_size
         why = "it was packed under another configuration"
         if most is not None and refs > most and config.split_for(array.path) is None:
-            why = _TOO_BIG.format(refs=refs, most=most)
+            why = f"its {refs:,} chunk refs are more than the {most:,} of a manifest"
         elif one.cardinality is not None and len(base.in_set(one.name)) >= one.cardinality:
-            why = _FULL.format(most=one.cardinality)
+            why = f"the set has its {one.cardinality:,} manifests already"
         passed.append(Overflow(one.name, why))
         one = None if one.overflow_to is None else by_name[one.overflow_to]
     return rule, wanted.name, tuple(passed)

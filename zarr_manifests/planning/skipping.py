@@ -314,7 +314,14 @@ def _against(values: npt.NDArray[Any], scalar: Any) -> tuple[_Mask, _Mask]:
     elif values.dtype.kind in "mM":
         unit = f"{values.dtype.kind}8[{_unit(values.dtype)}]"
         values = values.astype(unit, copy=False).view(np.int64)
-    return _integers(values, scalar)
+    least = math.floor(scalar)
+    limits, none = np.iinfo(values.dtype), np.zeros(len(values), np.bool_)
+    if not limits.min <= least <= limits.max:
+        return none | (least > limits.max), none
+    end = values.dtype.type(least)
+    if scalar != least:
+        return values <= end, none
+    return values < end, values == end
 
 
 def _unit(dtype: np.dtype[Any]) -> str:
@@ -325,17 +332,6 @@ def _unit(dtype: np.dtype[Any]) -> str:
 
 def _wrong(comparison: Comparison, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{comparison.column!r} cannot be in `{comparison.sql}`: {what}")
-
-
-def _integers(values: npt.NDArray[Any], literal: Fraction) -> tuple[_Mask, _Mask]:
-    least = math.floor(literal)
-    limits, none = np.iinfo(values.dtype), np.zeros(len(values), np.bool_)
-    if not limits.min <= least <= limits.max:
-        return none | (least > limits.max), none
-    end = values.dtype.type(least)
-    if literal != least:
-        return values <= end, none
-    return values < end, values == end
 
 
 class Verdict(Struct, frozen=True, eq=False):
