@@ -115,10 +115,7 @@ def fields_of(node: Node) -> Mapping[str, Any]:
     except (ValueError, RecursionError):  # they may be anything
         attributes = None
     kind = array.get("dtype", "")
-    return {
-        "data_type": kind if isinstance(kind, str) else "structured",
-        "attributes": attributes,
-    }
+    return {"data_type": kind if isinstance(kind, str) else "structured", "attributes": attributes}
 
 
 def attributes_of(node: Node) -> dict[str, Any]:

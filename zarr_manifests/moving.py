@@ -131,14 +131,7 @@ def import_zarr(
         copy=copy,
         parallel=context_of(repository).runtime.parallel,
     )
-    return _import(
-        repository,
-        references,
-        path,
-        message or f"import {location}",
-        branch,
-        copy=copy,
-    )
+    return _import(repository, references, path, message or f"import {location}", branch, copy=copy)
 
 
 def import_kerchunk(

@@ -391,12 +391,7 @@ class Repository:
 
     # --- history -----------------------------------------------------------------------------
 
-    def ancestry(
-        self,
-        version: str | None = None,
-        *,
-        limit: int | None = None,
-    ) -> Ancestry:
+    def ancestry(self, version: str | None = None, *, limit: int | None = None) -> Ancestry:
         """The history of a branch, tag or snapshot, newest first; of `main` if none is given.
 
         It is an iterator; on the last line of a cell, a notebook shows it as a graph. Its `plot()`
@@ -431,14 +426,7 @@ class Repository:
     def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff: ...
 
     @overload
-    def diff(
-        self,
-        start: str,
-        end: str,
-        path: str,
-        *,
-        values: Literal[True],
-    ) -> ValueChanges: ...
+    def diff(self, start: str, end: str, path: str, *, values: Literal[True]) -> ValueChanges: ...
 
     def diff(
         self,
@@ -515,10 +503,7 @@ class Repository:
         return engine.changes_between.compare(self._context, *named, symmetric=symmetric)
 
     def changes(
-        self,
-        start: str | None = None,
-        end: str | None = None,
-        mode: Literal["log", "net"] = "log",
+        self, start: str | None = None, end: str | None = None, mode: Literal["log", "net"] = "log"
     ) -> Iterator[Change]:
         """The changes made by the commits after `start` up to `end`, oldest first.
 
@@ -765,11 +750,7 @@ class Repository:
     # --- sizes -------------------------------------------------------------------------------
 
     def du(
-        self,
-        version: str | None = None,
-        *,
-        path: str | None = None,
-        estimate: bool = False,
+        self, version: str | None = None, *, path: str | None = None, estimate: bool = False
     ) -> Usage:
         """Chunks and bytes of every array, and how many more than in the snapshot before.
 

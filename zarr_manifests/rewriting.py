@@ -142,10 +142,7 @@ def rewrite_chunks(
     # The branch that keeps what is done keeps its own commit, but not what that was made from.
     with repository.lease(source.snapshot_id, owner="rewriting chunks"):
         return rewriting.land(
-            branch,
-            message or f"rewrite the chunks of {report.path}",
-            per_round,
-            run or _on_threads,
+            branch, message or f"rewrite the chunks of {report.path}", per_round, run or _on_threads
         )
 
 
@@ -235,11 +232,7 @@ def _layout(
 
 
 def _estimate(
-    refs: ResolvedChunks,
-    old: zarr.Array[Any],
-    layout: Mapping[str, Any],
-    scan: Scan,
-    boxes: int,
+    refs: ResolvedChunks, old: zarr.Array[Any], layout: Mapping[str, Any], scan: Scan, boxes: int
 ) -> RewriteReport:
     stored_as = old.shards or old.chunks
     written_as = layout["shards"] or layout["chunks"]
@@ -271,13 +264,7 @@ class _Rewriting(Struct, frozen=True):
     """Numbers of the boxes with values."""
     report: RewriteReport
 
-    def land(
-        self,
-        branch: str,
-        message: str,
-        per_round: int,
-        run: Run,
-    ) -> RewriteReport:
+    def land(self, branch: str, message: str, per_round: int, run: Run) -> RewriteReport:
         """Rewrite what is left, and commit it to the branch."""
         # No compaction may come between the commits that amend each other, nor be one of them.
         repository = repositories.open(

@@ -98,10 +98,7 @@ def chunks_where(
     region = box_around(axes)
     nodes = [node for node, _ in of_data.values()]
     known = zones_of(
-        array.contents.context,
-        array.contents.view,
-        [node.node_id for node in nodes],
-        branch,
+        array.contents.context, array.contents.view, [node.node_id for node in nodes], branch
     )
     verdicts: list[Verdict] = []
     stored: dict[bytes, _StoredChunks] = {}

@@ -287,9 +287,7 @@ class ManifestStore(Store):
         return _buffer(data, prototype)
 
     async def get_partial_values(
-        self,
-        prototype: BufferPrototype,
-        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
         """The values, or parts of them, in the requested order."""
         return list(

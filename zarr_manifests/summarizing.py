@@ -316,11 +316,7 @@ class _Summary:
     """
 
     def __init__(
-        self,
-        array: WhereArray,
-        meaning: Meaning,
-        axes: Sequence[GroupedAxis],
-        digest: bytes | None,
+        self, array: WhereArray, meaning: Meaning, axes: Sequence[GroupedAxis], digest: bytes | None
     ) -> None:
         self._array, self._meaning, self._axes, self._digest = array, meaning, axes, digest
         self._shape = tuple(axis.groups for axis in axes)

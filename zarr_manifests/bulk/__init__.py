@@ -409,9 +409,7 @@ def write_here(array: zarr.Array[Any], place: Any, values: Any) -> None:
 
 
 def _run[T](
-    array: zarr.Array[Any],
-    here: Callable[[], Coroutine[Any, Any, T]],
-    there: Callable[[], T],
+    array: zarr.Array[Any], here: Callable[[], Coroutine[Any, Any, T]], there: Callable[[], T]
 ) -> T:
     if not _may_be_here(array):
         return there()

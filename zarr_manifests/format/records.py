@@ -186,13 +186,7 @@ def unpack(data: bytes | memoryview) -> Any:
     try:
         _skip(data)
         return msgpack.unpackb(data, raw=False, strict_map_key=False, use_list=True, **hooks)
-    except (
-        ValueError,
-        TypeError,
-        MemoryError,
-        RecursionError,
-        msgpack.UnpackException,
-    ) as error:
+    except (ValueError, TypeError, MemoryError, RecursionError, msgpack.UnpackException) as error:
         raise CorruptObjectError(f"the payload is not msgpack: {error}") from error
 
 

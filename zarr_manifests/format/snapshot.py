@@ -519,13 +519,7 @@ class DeltaEntry(Record, frozen=True, rename={"changes_nodes": "nodes"}):
         coordinate = any(part.node_id in coordinates for part in parts)
         begins = sequence if first is None else first
         return cls(
-            log.bare(),
-            begins,
-            sequence,
-            delta.changes_nodes,
-            parts,
-            delta.manifests,
-            coordinate,
+            log.bare(), begins, sequence, delta.changes_nodes, parts, delta.manifests, coordinate
         )
 
     def check(self, delta: Delta) -> None:

@@ -195,11 +195,7 @@ class _Blocks:
     """
 
     def __init__(
-        self,
-        ndim: int,
-        old: Coords | None,
-        new: Coords | None,
-        arrays: Sequence[ChangedArray],
+        self, ndim: int, old: Coords | None, new: Coords | None, arrays: Sequence[ChangedArray]
     ) -> None:
         self._ndim = ndim
         self._old, self._new = old, new

@@ -110,11 +110,7 @@ class _Pair(Struct, frozen=True):
     listed: int
 
     def found(
-        self,
-        kind: ConflictKind,
-        component: str,
-        reason: str,
-        rows: IndexArray | None = None,
+        self, kind: ConflictKind, component: str, reason: str, rows: IndexArray | None = None
     ) -> Conflict:
         listed = () if rows is None else tuple(map(tuple, rows[: self.listed].tolist()))
         return Conflict(kind, absolute(self.mine.path), str(component), reason, listed)

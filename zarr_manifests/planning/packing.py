@@ -84,10 +84,7 @@ _SHARED_MANIFEST_BYTES: Final = 1024 * 1024
 
 
 def plan_embedding[T: (bytes, tuple[bytes, int])](
-    encoded_bytes: Mapping[T, int],
-    coordinates: Collection[T] = (),
-    *,
-    changes_nodes: bool = False,
+    encoded_bytes: Mapping[T, int], coordinates: Collection[T] = (), *, changes_nodes: bool = False
 ) -> tuple[tuple[T, ...], list[tuple[T, ...]]]:
     """Place the tables of one commit: the embedded ones, and those of each manifest.
 
