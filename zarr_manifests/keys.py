@@ -268,10 +268,9 @@ class ArrayMeta(Struct, frozen=True):
 
     def same_chunking(self, other: object) -> bool:
         """Whether a chunk coordinate has the same key and the same cells in both."""
-        return isinstance(other, ArrayMeta) and (self.chunk_shape, self.chunk_keys) == (
-            other.chunk_shape,
-            other.chunk_keys,
-        )
+        if not isinstance(other, ArrayMeta):
+            return False
+        return self.chunk_shape == other.chunk_shape and self.chunk_keys == other.chunk_keys
 
     def is_coordinate(self, path: str) -> bool:
         """Whether this is a CF coordinate variable: one axis with the array's own name."""

@@ -37,7 +37,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
 from zarr_manifests.grid import Box, IndexArray, clips
-from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
+from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.meaning import Meaning, valid
 from zarr_manifests.planning.merge import in_box, rows_at, select
@@ -170,7 +170,7 @@ class WhereArray:
         self._opened: dict[str, zarr.Array[Any]] = {}
         self.contents: SessionView = contents_of(store)
         self.node: Node = self.contents.array_at(path)
-        self.meta = meta_of(self.node)
+        self.meta = self.node.array_meta
         self._group, _, self.name = self.node.path.rpartition("/")
         self.dims = _dims(self.node)
 
@@ -268,14 +268,8 @@ class WhereArray:
         return decoded(f"/{node.path}", stored, how, decode_times=self._decode_times)
 
 
-def meta_of(node: Node) -> ArrayMeta:
-    """What the documents of an array say."""
-    assert node.array is not None
-    return node.array
-
-
 def _dims(node: Node) -> tuple[str | None, ...]:
-    meta = meta_of(node)
+    meta = node.array_meta
     return meta.dimension_names or (None,) * len(meta.shape)
 
 
@@ -535,7 +529,7 @@ class _Pruner:
 
     def _apply(self, chunks: _StoredChunks, rows: IndexArray, bounds: Bounds) -> None:
         """Judge these rows by their bounds."""
-        meta, coords = meta_of(self._node), self._region.unravel(chunks.index[rows])
+        meta, coords = self._node.array_meta, self._region.unravel(chunks.index[rows])
         ranges = self._ranges(bounds, bounds.clip == clips(coords, meta.shape, meta.chunk_shape))
         if ranges is not None:
             chunks.known[rows] |= ranges.known

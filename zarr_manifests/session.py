@@ -651,8 +651,7 @@ class Session:
 
             return found.chunk_statistics(self._contents, path, box, cells, self._pin.branch)
         node, table = find_chunks(self._contents, path, box, cells)
-        assert node.array is not None
-        return ResolvedChunks.from_table(f"/{node.path}", len(node.array.shape), table)
+        return ResolvedChunks.from_table(f"/{node.path}", len(node.array_meta.shape), table)
 
     def read_chunks(
         self,

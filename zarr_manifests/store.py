@@ -437,9 +437,9 @@ class ManifestStore(Store):
         self._check_writable()
         workspace = self._writes
         node = workspace.contents.array_at(array_path)
-        assert node.array is not None
+        grid = node.array_meta.grid
         table = table_of(
-            node.array.grid,
+            grid,
             workspace.context.containers,
             index,
             locations,
@@ -453,7 +453,7 @@ class ManifestStore(Store):
             unchanged_since=unchanged_since,
         )
         if table is not None:
-            workspace.put_table(node.path, node.array.grid, table)
+            workspace.put_table(node.path, grid, table)
 
     def get_virtual_refs(self, array_path: str) -> VirtualRefs:
         """The virtual chunks of an array, as the columns `set_virtual_refs` takes.
@@ -465,9 +465,8 @@ class ManifestStore(Store):
         """
         contents = self._reads
         node = contents.array_at(array_path)
-        assert node.array is not None
-        containers = contents.context.containers
-        return VirtualRefs.from_table(contents.chunks(node), node.array.grid.ndim, containers)
+        containers, ndim = contents.context.containers, node.array_meta.grid.ndim
+        return VirtualRefs.from_table(contents.chunks(node), ndim, containers)
 
     # --- listing -----------------------------------------------------------------------------
 

@@ -48,9 +48,7 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Va
     views = contents_of(old.store).view, contents_of(new.store).view
     nodes = _arrays_at(*views, path.strip("/"))
     path = nodes[1].path
-    was, now = (node.array for node in nodes)
-    assert was is not None
-    assert now is not None
+    was, now = (node.array_meta for node in nodes)
     if len(was.shape) != len(now.shape):
         raise InvalidArgumentError(
             f"{absolute(path)} has {len(was.shape)} dimensions in one version and "

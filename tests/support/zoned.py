@@ -18,7 +18,6 @@ from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.meaning import Meaning, valid
 from zarr_manifests.planning.measure import measure
-from zarr_manifests.selecting import meta_of
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of, workspace_of
 
@@ -97,7 +96,7 @@ def counting(
     chunks, digest = contents.chunks(node), Meaning.of(node.documents).digest
     array = zarr.open_array(session.store, path=path, mode="r")
     found: dict[Coords, tuple[float, float]] = {}
-    for zones in known.near(node.node_id, meta_of(node).grid):
+    for zones in known.near(node.node_id, node.array_meta.grid):
         if zones.meaning == digest:
             for row in np.flatnonzero(valid(zones, chunks)).tolist():
                 coords = tuple(zones.coords()[row].tolist())

@@ -139,10 +139,8 @@ def _unpack(data: bytes, width: int, packed: int, rows: int) -> npt.NDArray[np.u
         raise CorruptObjectError("a column of a chunk table is malformed")
     if packed:
         # Blosc trusts the sizes in its header, so check them first.
-        if len(data) < _BLOSC_HEADER_BYTES or struct.unpack_from("<I4xI", data, 4) != (
-            nbytes,
-            len(data),
-        ):
+        said = struct.unpack_from("<I4xI", data, 4) if len(data) >= _BLOSC_HEADER_BYTES else None
+        if said != (nbytes, len(data)):
             raise CorruptObjectError("a column of a chunk table states a wrong size")
         from numcodecs import blosc
 

@@ -546,6 +546,12 @@ class Node(ListRecord, frozen=True, dict=True):
         return self.meta if isinstance(self.meta, ArrayMeta) else None
 
     @property
+    def array_meta(self) -> ArrayMeta:
+        """The parsed documents of a node that is known to be an array."""
+        assert self.array is not None
+        return self.array
+
+    @property
     def document_keys(self) -> list[str]:
         """The keys of its documents."""
         return [join(self.path, name) for name in self.documents]

@@ -348,8 +348,7 @@ def _uneven(moved: Relocation, dim: str) -> Conflict:
 def _relocation(ours: NodeChange, other: NodeChange, node_id: bytes, axis: int) -> Relocation:
     before, mine, theirs = (_shape(node)[axis] for node in (ours.before, ours.after, other.after))
     assert ours.before is not None
-    assert ours.before.array is not None
-    chunk = max(ours.before.array.chunk_shape[axis], 1)
+    chunk = max(ours.before.array_meta.chunk_shape[axis], 1)
     return Relocation(ours.path, node_id, axis, before, mine, theirs, chunk)
 
 
@@ -519,11 +518,9 @@ def _variable_difference(
     has, due = dict(one.meaning), dict(other.meaning)
     for key in sorted(has.keys() | due.keys()):
         if has.get(key) != due.get(key):
-            if key not in has:
-                return f"{name!r} has no {key}", repr(due[key])
-            return f"{name!r} has {key} {has[key]!r}", repr(
-                due[key]
-            ) if key in due else f"no such {key}"
+            wanted = repr(due[key]) if key in due else f"no such {key}"
+            told = f"{key} {has[key]!r}" if key in has else f"no {key}"
+            return f"{name!r} has {told}", wanted
     return None
 
 

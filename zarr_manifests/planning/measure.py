@@ -772,12 +772,9 @@ class Totals:
         high_sums: IndexArray | int = 0,
     ) -> None:
         """Add `Rows`, each to a group."""
-        for total, column in (
-            (self.cells, cells),
-            (self.missing, bounds.missing),
-            (self.nan, bounds.nan),
-        ):
-            np.add.at(total, groups, column)
+        np.add.at(self.cells, groups, cells)
+        np.add.at(self.missing, groups, bounds.missing)
+        np.add.at(self.nan, groups, bounds.nan)
         np.add.at(self.covered, groups, covered)
         if bounds.weighted is not None:
             np.add.at(self.weighted, groups, bounds.weighted.sums)

@@ -66,9 +66,8 @@ a where is comparisons, joined by AND:
 Literals: 4000, -1.5e3, 'text', TRUE, FALSE, DATE '2000-01-31', TIMESTAMP '2000-01-31 12:00:00'.
 Names of columns that are not plain words stand in backticks."""
 
-_SYMBOLS: Final = {"=": "=", "==": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">"}
-_SYMBOLS[">="] = ">="
 _TURNED: Final = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_SYMBOLS: Final = {**{op: op for op in _TURNED}, "==": "=", "<>": "!="}
 _OPS: Final = (*_TURNED, "in", "between", "within", "is_null", "is_not_null")
 _WORDS: Final = frozenset(
     [
