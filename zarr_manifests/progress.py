@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 from zarr_manifests.errors import plain_text
+from zarr_manifests.runtime import setting
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -61,11 +62,8 @@ def show_progress(told: Progress | None = None) -> Iterator[None]:
         with shown, show_progress(_Bars(shown)):
             yield
         return
-    token = _TOLD.set(told)
-    try:
+    with setting(_TOLD, told):
         yield
-    finally:
-        _TOLD.reset(token)
 
 
 class _Bars:
@@ -105,13 +103,9 @@ def is_shown() -> bool:
 def tell(stage: str, done: int) -> None:
     """Tell how many are done."""
     told = _TOLD.get()
-    if told is None:
-        return
-    token = _TOLD.set(None)  # work that it does itself tells nobody
-    try:
-        told(stage, done)
-    finally:
-        _TOLD.reset(token)
+    if told is not None:
+        with setting(_TOLD, None):  # work that it does itself tells nobody
+            told(stage, done)
 
 
 def expect(stage: str, total: int) -> None:

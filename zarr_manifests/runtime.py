@@ -146,6 +146,28 @@ def forks_made() -> int:
     return _Forks.count
 
 
+@contextmanager
+def setting[T](variable: ContextVar[T], value: T) -> Iterator[None]:
+    """In the block, the variable has this value.
+
+    Examples
+    --------
+    >>> from contextvars import ContextVar
+    >>> from zarr_manifests.runtime import setting
+    >>> depth = ContextVar("depth", default=0)
+    >>> with setting(depth, 1):
+    ...     depth.get()
+    1
+    >>> depth.get()
+    0
+    """
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 _STEPS = itertools.count(1)
 _ASKED: ContextVar[tuple[int, ...]] = ContextVar("zarr_manifests_asked", default=())
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
@@ -50,6 +50,7 @@ from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.engine.workspace import INTERRUPTED, Workspace
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
+from zarr_manifests.runtime import setting
 
 if TYPE_CHECKING:
     from zarr_manifests.store import ManifestStore
@@ -401,19 +402,14 @@ def _run_all[Item](
 # --- writing ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def watched(watch: Callable[[Coords, npt.NDArray[Any]], object]) -> Iterator[None]:
+def watched(watch: _Watch) -> AbstractContextManager[None]:
     """In the block, have `watch` called with each chunk that is written wholly and in bulk.
 
     It gets the chunk's coordinates and contiguous values just before these are encoded, which then
     finds them in the processor's cache. It is called from several threads, and for no chunk that
     is written otherwise.
     """
-    token = _WATCH.set(watch)
-    try:
-        yield
-    finally:
-        _WATCH.reset(token)
+    return setting(_WATCH, watch)
 
 
 def write_batch(

@@ -25,7 +25,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import new_session_id, object_key
-from zarr_manifests.runtime import Runtime, one_by_one
+from zarr_manifests.runtime import Runtime, one_by_one, setting
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
 from zarr_manifests.storage.protocol import ReadableStorage, coalesce
@@ -167,11 +167,8 @@ _TALLY: ContextVar[list[int] | None] = ContextVar("zarr_manifests_tally", defaul
 def tallied_reads() -> Iterator[list[int]]:
     """The numbers of bytes of objects fetched in the block, including by its parallel calls."""
     tally: list[int] = []
-    token = _TALLY.set(tally)
-    try:
+    with setting(_TALLY, tally):
         yield tally
-    finally:
-        _TALLY.reset(token)
 
 
 class _Decodable(Protocol):
