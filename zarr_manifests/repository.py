@@ -636,13 +636,8 @@ class Repository:
         commits = self._commits(branch)  # reads the root, which may be newer than the latest known
         done = engine.rebase.to_pick(self._context, self._refs.fixed(version))
         metadata = {**done.snapshot.metadata, "cherry-picked-from": done.snapshot_id}
-        return commits.patch(
-            done,
-            done.snapshot.message if message is None else message,
-            metadata,
-            undo=False,
-            marks=txn,
-        )
+        message = done.snapshot.message if message is None else message
+        return commits.patch(done, message, metadata, undo=False, marks=txn)
 
     def merge(
         self,
@@ -1330,8 +1325,7 @@ def open_repository(
     authorize: Authorized = (),
 ) -> Repository:
     """The repository in that storage."""
-    where = storage, config, containers, cache, runtime
-    return Repository(*open_at(*where, authorize=authorize))
+    return Repository(*open_at(storage, config, containers, cache, runtime, authorize=authorize))
 
 
 def context_of(repository: Repository) -> Context:

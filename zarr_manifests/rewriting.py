@@ -126,14 +126,11 @@ def rewrite_chunks(
     old = zarr.open_array(source.store, path=path, mode="r")
     layout = _layout(old, chunks, shards, codecs)
     _create(zarr.storage.MemoryStore(), old, layout)  # so that a wrong layout fails at once
-    scan = plan_rechunk(
-        old.shape,
-        old.shards or old.chunks,
-        layout["shards"] or layout["chunks"],
-        max(task_bytes // max(old.dtype.itemsize, 1), 1),
-    )
+    stored, written = old.shards or old.chunks, layout["shards"] or layout["chunks"]
+    cells = max(task_bytes // max(old.dtype.itemsize, 1), 1)
+    scan = plan_rechunk(old.shape, stored, written, cells)
     refs = source.chunk_refs(path)
-    needed = scan.holding(old.shards or old.chunks, refs.coords).tolist()
+    needed = scan.holding(stored, refs.coords).tolist()
     report = _estimate(refs, old, layout, scan, len(needed))
     if dry_run:
         return report
@@ -204,19 +201,10 @@ def _layout(
     codecs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The arguments of `zarr.create_array` that say how values are stored."""
-    now: dict[str, Any] = {
-        "chunks": old.chunks,
-        "shards": old.shards,
-        "filters": old.filters,
-        "compressors": old.compressors,
-    }
-    if old.metadata.zarr_format == 3:
-        now["serializer"] = old.serializer
-    known = set(now) - {"chunks", "shards"}
-    if unknown := set(codecs or {}) - known:
-        raise InvalidArgumentError(
-            f"codecs has {min(unknown)!r}; known here: {', '.join(sorted(known))}"
-        )
+    known = ["compressors", "filters", *(["serializer"] if old.metadata.zarr_format == 3 else ())]
+    if unknown := set(codecs or {}) - set(known):
+        raise InvalidArgumentError(f"codecs has {min(unknown)!r}; known here: {', '.join(known)}")
+    now: dict[str, Any] = {name: getattr(old, name) for name in ("chunks", "shards", *known)}
     new = {**now, **(codecs or {})}
     if not isinstance(chunks, str):
         new["chunks"] = tuple(chunks)

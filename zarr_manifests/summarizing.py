@@ -562,18 +562,12 @@ class _Summary:
         columns |= {} if self._digest is None else {"weight": totals.weight}
         if self._meaning.deviations:
             columns["std"] = totals.deviations(count) * abs(scale)
-        return xr.Dataset(
-            {
-                name: (
-                    dims,
-                    one.reshape(shape),
-                    units if name in ("min", "max", "mean", "std") else {},
-                )
-                for name, one in columns.items()
-            },
-            coords,
-            self._counts,
-        )
+        measured = ("min", "max", "mean", "std")
+        data = {
+            name: (dims, one.reshape(shape), units if name in measured else {})
+            for name, one in columns.items()
+        }
+        return xr.Dataset(data, coords, self._counts)
 
     def _add_fill(self) -> None:
         """Count the cells of chunks that are not stored."""

@@ -117,11 +117,7 @@ def _due(
     parts: list[IndexArray] = []
     if was.node_id == now.node_id:
         delta = net_changes(context, context.roots.read().root, old, new)
-        parts += [
-            delta.embedded.decode(part, data).coords()
-            for part, data in delta.embedded.parts
-            if part.node_id == now.node_id
-        ]
+        parts += [table.coords() for table in delta.embedded.tables(now.node_id)]
     # Of an array made anew, no log says which chunks are the same.
     if was.documents != now.documents or was.node_id != now.node_id:  # or have other cells
         every = (view.chunks(node.node_id) for view, node in zip(views, nodes, strict=True))

@@ -263,11 +263,8 @@ class Manifest(Record, frozen=True, dict=True):
     @classmethod
     def of(cls, tables: Iterable[tuple[bytes, ChunkTable]]) -> Manifest:
         """The manifest of these (node id, table) pairs."""
-        return cls(
-            tuple(
-                (Part(node, table.box, len(table)), encode_table(table)) for node, table in tables
-            )
-        )
+        parts = [(Part(node, table.box, len(table)), encode_table(table)) for node, table in tables]
+        return cls(tuple(parts))
 
     def directory(self) -> tuple[Part, ...]:
         """The directory of its tables."""

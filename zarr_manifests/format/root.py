@@ -451,11 +451,7 @@ class Page(MetadataObject, frozen=True):
         return len(self.branches) + len(self.tags) + len(self.leases)
 
     def __or__(self, other: Page) -> Page:
-        return Page(
-            {**self.branches, **other.branches},
-            {**self.tags, **other.tags},
-            {**self.leases, **other.leases},
-        )
+        return Page(*({**self.section(name), **other.section(name)} for name in SECTIONS))
 
 
 # --- pages of the root -------------------------------------------------------------------------

@@ -357,15 +357,10 @@ def uses_of(table: ChunkTable) -> dict[str, Use]:
     named = _objects(table, rows)
     ranges, _ = _distinct([named, table.offset[rows], table.length[rows]])
     numbers, which = np.unique(named[ranges], return_inverse=True)
-    lengths = table.length[rows][ranges]
     chunks, nbytes = np.bincount(which), np.zeros(len(numbers), np.int64)
-    np.add.at(nbytes, which, lengths)
-    return {
-        _key(table, number): Use(count, size)
-        for number, count, size in zip(
-            numbers.tolist(), chunks.tolist(), nbytes.tolist(), strict=True
-        )
-    }
+    np.add.at(nbytes, which, table.length[rows][ranges])
+    uses = map(Use, chunks.tolist(), nbytes.tolist())
+    return {_key(table, n): use for n, use in zip(numbers.tolist(), uses, strict=True)}
 
 
 def due_packs(uses: Mapping[str, Use], sizes: Mapping[str, int], min_live: float) -> list[str]:
