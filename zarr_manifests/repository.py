@@ -36,7 +36,7 @@ from zarr_manifests.errors import (
     plain_text,
 )
 from zarr_manifests.metrics import Metrics
-from zarr_manifests.planning.conflict import Txn
+from zarr_manifests.planning.conflict import Policy, Txn
 from zarr_manifests.planning.garbage import retention
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.storage import Storage
@@ -47,7 +47,6 @@ from zarr_manifests.virtual.containers import Authorized, Containers, VirtualCon
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.picturing.graph import GraphRow
-    from zarr_manifests.planning.conflict import Policy
     from zarr_manifests.reports import (
         Ancestry,
         CellChanges,

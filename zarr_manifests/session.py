@@ -24,7 +24,7 @@ from zarr_manifests.engine.totals import totals_of
 from zarr_manifests.engine.workspace import Workspace, move_node, reindex_chunks, shift_chunks
 from zarr_manifests.errors import ReadOnlyError, plain_text
 from zarr_manifests.grid import Box, Coords
-from zarr_manifests.planning.conflict import Txn
+from zarr_manifests.planning.conflict import Policy, Txn
 from zarr_manifests.planning.regions import Bounds, Places, ResolvedChunks
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.store import ManifestStore, finish_writes, freeze_store, workspace_of
@@ -32,7 +32,6 @@ from zarr_manifests.store import ManifestStore, finish_writes, freeze_store, wor
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.engine.chunk_statistics import ChunkStatistics
-    from zarr_manifests.planning.conflict import Policy
     from zarr_manifests.reports import ChunkSelection, Status, Usage
 
 _SHOWN_LINES: Final = 10

@@ -17,10 +17,11 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import zarr
+from numpy.typing import ArrayLike
 from zarr.abc.store import (
     ByteRequest,
     OffsetByteRequest,
@@ -49,9 +50,6 @@ from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.keys import directory
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.virtual.virtual_refs import VirtualRefs, table_of
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 _PICKLED: Final = (
     "a writable store was pickled, as dask does to write from other processes: what such a copy "

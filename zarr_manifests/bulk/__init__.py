@@ -47,7 +47,7 @@ from zarr.storage import StorePath
 
 from zarr_manifests.bulk.batch import Batch, LazyPath, read, write_batch
 from zarr_manifests.bulk.bounded import bounded, decoder_of
-from zarr_manifests.decoding import InDoubtError
+from zarr_manifests.decoding import BulkDecoder, InDoubtError
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from zarr.core.buffer import NDBuffer
     from zarr.core.indexing import SelectorTuple
 
-    from zarr_manifests.decoding import BulkDecoder
     from zarr_manifests.engine.workspace import Workspace
     from zarr_manifests.format.manifest import Node
 
