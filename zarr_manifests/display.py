@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from zarr_manifests.format.manifest import Node, NodeKind
+from zarr_manifests.format.manifest import Node, NodeKind, grouped
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 
 _SHOWN_ROWS: Final = 500
@@ -57,10 +57,7 @@ def hierarchy(nodes: Mapping[str, Node]) -> Iterator[Row]:
         └── t
     """
     shown = {path: node for path, node in nodes.items() if node.kind is not NodeKind.OPAQUE}
-    children: dict[str, list[str]] = {}
-    for path in shown:
-        if path:
-            children.setdefault(_parent(path, shown), []).append(path)
+    children = grouped((_parent(path, shown), path) for path in shown if path)
     if "" in shown:
         yield _row("", "/", shown[""])
     yield from _below("", "", children, shown)

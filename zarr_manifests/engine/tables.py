@@ -22,7 +22,7 @@ from zarr_manifests.engine.caches import DecodedCache
 from zarr_manifests.engine.metadata import ObjectReader, Wanted
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, ManifestRef, Part, by_node
+from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, ManifestRef, Part, grouped
 from zarr_manifests.format.records import MAX_NUMBER, BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -393,8 +393,8 @@ class SnapshotTables:
                 *((ref.blob, Manifest, ref.parts, ref) for ref in entry.manifests),
             ]
             for blob, kind, parts, manifest in objects:
-                wanted = ((part, part) for part in parts if only is None or part.node_id == only)
-                for node_id, of in by_node(wanted).items():
+                wanted = (part for part in parts if only is None or part.node_id == only)
+                for node_id, of in grouped((part.node_id, part) for part in wanted).items():
                     source = TableSource(position, entry.last, blob, kind, tuple(of), manifest)
                     found.setdefault(node_id, {}).setdefault(position, []).append(source)
         return found

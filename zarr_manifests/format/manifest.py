@@ -128,11 +128,18 @@ class Part(ListRecord, frozen=True):
             raise CorruptObjectError(f"a chunk table whose box exceeds {MAX_NUMBER}: {self.box}")
 
 
-def by_node[T](items: Iterable[tuple[Part, T]]) -> dict[bytes, list[T]]:
-    """The items by the node of their part, in order."""
-    found: dict[bytes, list[T]] = {}
-    for part, item in items:
-        found.setdefault(part.node_id, []).append(item)
+def grouped[K, T](items: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """The items by their key, in order.
+
+    Examples
+    --------
+    >>> from zarr_manifests.format.manifest import grouped
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    found: dict[K, list[T]] = {}
+    for key, item in items:
+        found.setdefault(key, []).append(item)
     return found
 
 
@@ -280,7 +287,7 @@ class Manifest(Record, frozen=True, dict=True):
 
     @cached_property
     def _of_nodes(self) -> Mapping[bytes, Sequence[tuple[Part, bytes]]]:
-        return by_node((item[0], item) for item in self.parts)
+        return grouped((item[0].node_id, item) for item in self.parts)
 
     @staticmethod
     def decode(part: Part, data: bytes) -> ChunkTable:

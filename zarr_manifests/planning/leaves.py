@@ -35,7 +35,7 @@ from msgspec import Struct
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Split
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import LEAF_ROWS
-from zarr_manifests.format.manifest import ManifestRef, Node, Part
+from zarr_manifests.format.manifest import ManifestRef, Node, Part, grouped
 from zarr_manifests.grid import Box, Coords, IndexArray, corners, taken
 from zarr_manifests.keys import absolute
 
@@ -194,13 +194,9 @@ class BaseIndex:
         self._manifests = {ref.blob.key: ref for ref in manifests}
         if len(self._manifests) != len(manifests):
             raise InvalidArgumentError("a base names a manifest twice")
-        self._in_set: dict[str, list[ManifestRef]] = {}
-        self._placed: dict[bytes, list[PlacedLeaf]] = {}
-        for ref in manifests:
-            if ref.packed_for:
-                self._in_set.setdefault(ref.packed_for, []).append(ref)
-            for part, merged in ref.leaves():
-                self._placed.setdefault(part.node_id, []).append(PlacedLeaf(part, ref, merged))
+        self._in_set = grouped((ref.packed_for, ref) for ref in manifests if ref.packed_for)
+        leaves = (PlacedLeaf(part, ref, to) for ref in manifests for part, to in ref.leaves())
+        self._placed = grouped((leaf.part.node_id, leaf) for leaf in leaves)
         each = self._placed.items()
         self._refs = {node: sum(leaf.part.count for leaf in of) for node, of in each}
         self._leaves: dict[bytes, _NodeLeaves] = {}  # built when first asked for
@@ -565,9 +561,7 @@ def _middle(region: Box, steps: Coords) -> tuple[int, int]:
 
 def combined_refs(refs: Iterable[ManifestRef]) -> tuple[ManifestRef, ...]:
     """The manifests, each once, with all leaves that are listed of it."""
-    found: dict[str, list[ManifestRef]] = {}
-    for ref in refs:
-        found.setdefault(ref.blob.key, []).append(ref)
+    found = grouped((ref.blob.key, ref) for ref in refs)
     return tuple(some[0] if len(some) == 1 else _combined(some) for some in found.values())
 
 

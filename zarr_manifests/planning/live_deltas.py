@@ -38,6 +38,7 @@ from zarr_manifests.format.manifest import (
     Node,
     NodeKind,
     Part,
+    grouped,
 )
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry
@@ -310,9 +311,7 @@ class Stack:
         return unset or any(layer.truncated is not None for layer in layers)
 
     def _merge(self) -> None:
-        groups: dict[int, list[tuple[int, Layer]]] = {}
-        for last, layer in self._layers:
-            groups.setdefault(bisect_left(self._apart, last), []).append((last, layer))
+        groups = grouped((bisect_left(self._apart, each[0]), each) for each in self._layers)
         self._layers = []
         for group in groups.values():
             merged = merge_layers([layer for _, layer in group])

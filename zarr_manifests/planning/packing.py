@@ -64,6 +64,7 @@ from zarr_manifests.format.manifest import (
     NodePage,
     Part,
     PathOrder,
+    grouped,
     path_order,
 )
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -343,9 +344,7 @@ def _arrays(
     replaced: Collection[str],
 ) -> list[_Item]:
     """One item for each array, in canonical order."""
-    found: dict[bytes, list[Part]] = {}
-    for leaf in leaves:
-        found.setdefault(leaf.node_id, []).append(leaf)
+    found = grouped((leaf.node_id, leaf) for leaf in leaves)
     gone: dict[bytes, int] = {}
     for key in replaced:
         for part in base[key].parts:
@@ -364,9 +363,7 @@ def _arrays(
 
 def _paired(items: Sequence[_Item], members: int) -> list[list[_Item]]:
     """Groups of that many arrays, all leaves of an array in one."""
-    whole: dict[bytes, list[_Item]] = {}
-    for item in items:
-        whole.setdefault(item.facts.node_id, []).append(item)
+    whole = grouped((item.facts.node_id, item) for item in items)
     arrays = sorted(whole.values(), key=lambda of: (of[0].facts.path, of[0].facts.node_id))
     groups = pair([sum(item.refs for item in of) for of in arrays], members)
     return [[item for i in group for item in arrays[i]] for group in groups]
@@ -627,10 +624,7 @@ class _Leaves:
 
     def listed(self, nodes: Iterable[bytes]) -> tuple[ManifestRef, ...]:
         """The manifests with the leaves that are listed with these nodes."""
-        at: dict[int, list[int]] = {}
-        for node_id in nodes:
-            for number, place in self.places.get(node_id, ()):
-                at.setdefault(number, []).append(place)
+        at = grouped(place for node_id in nodes for place in self.places.get(node_id, ()))
         refs = (_restricted(self.refs[number], sorted(places)) for number, places in at.items())
         return tuple(sorted(refs, key=lambda ref: ref.blob.key))
 
