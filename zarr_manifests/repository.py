@@ -110,8 +110,7 @@ class Repository:
 
     def __reduce__(self) -> tuple[Any, ...]:
         context = self._context
-        where = self.storage, self.config, context.containers, context.cache
-        return open_repository, where
+        return open_repository, (self.storage, self.config, context.containers, context.cache)
 
     @property
     def storage(self) -> Storage:

@@ -46,6 +46,7 @@ listed with another node of their manifest, so that a compaction knows what it h
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, starmap
 from typing import Any, Final
@@ -345,19 +346,17 @@ def _arrays(
 ) -> list[_Item]:
     """One item for each array, in canonical order."""
     found = grouped((leaf.node_id, leaf) for leaf in leaves)
-    gone: dict[bytes, int] = {}
+    gone = Counter[bytes]()
     for key in replaced:
         for part in base[key].parts:
-            gone[part.node_id] = gone.get(part.node_id, 0) + part.count
+            gone[part.node_id] += part.count
     items = []
     for node_id, parts in found.items():
         ordered = tuple(sorted(parts, key=part_order))
         if any(a.box == b.box for a, b in pairwise(ordered)):
             raise InvalidArgumentError(f"{facts[node_id].path}: a leaf comes twice")
-        stay = base.refs(node_id) - gone.get(node_id, 0)
-        item = _Item(facts[node_id], ordered, 0, False)
-        item.total = item.refs + stay
-        items.append(item)
+        total = sum(leaf.count for leaf in parts) + base.refs(node_id) - gone[node_id]
+        items.append(_Item(facts[node_id], ordered, total, False))
     return sorted(items, key=lambda item: (item.facts.path, item.facts.node_id))
 
 
@@ -606,12 +605,9 @@ class _Leaves:
         self.counts = {count.node_id: count for count in whole.counts}
         self.nodes = sorted(whole.nodes, key=_node_order)
         order = {node.node_id: at for at, node in enumerate(self.nodes)}
-        found: dict[bytes, int] = {}
-        for ref in self.refs:
-            for part in ref.parts:
-                found[part.node_id] = found.get(part.node_id, 0) + 1
-        self.large = [n.node_id for n in self.nodes if found.get(n.node_id, 0) > limits.inline]
-        large = set(self.large)
+        found = Counter(part.node_id for ref in self.refs for part in ref.parts)
+        ids = (node.node_id for node in self.nodes)
+        self.large = large = dict.fromkeys(i for i in ids if found[i] > limits.inline)
         # Number of the manifest, and position in it, of the leaves that are listed with a node.
         self.places: dict[bytes, list[tuple[int, int]]] = {}
         for number, ref in enumerate(self.refs):
@@ -630,9 +626,8 @@ class _Leaves:
 
     def page(self, nodes: Sequence[Node]) -> Base:
         """A page with these nodes, and the leaves of those that are not large."""
-        large = set(self.large)
         ids = [node.node_id for node in nodes]
-        refs = self.listed(node_id for node_id in ids if node_id not in large)
+        refs = self.listed(node_id for node_id in ids if node_id not in self.large)
         if nodes[0] is self.nodes[0]:
             refs = (*refs, *self.listed([_FIRST]))
         counts = tuple(self.counts[node_id] for node_id in ids if node_id in self.counts)
