@@ -584,8 +584,9 @@ def _placed(
     if kind is None:
         placed = np.zeros(len(table), np.int64)
         for of, places in numbering.items():
-            rows = table.kind == of
-            placed[rows] = places[table.source[rows]]
+            if len(places):
+                rows = table.kind == of
+                placed += places[np.where(rows, table.source, 0)] * rows
         return placed
     if kind not in numbering:
         return repeated(0, len(table))
