@@ -86,10 +86,7 @@ class Axis(Struct, frozen=True, eq=False):
     def in_chunks(self) -> Axis:
         """The same axis, with all positions of the chunks that have selected ones."""
         chunks, _ = self._chunks()
-        gaps = np.flatnonzero(np.diff(chunks) > 1)
-        first, last = np.append(0, gaps + 1), np.append(gaps, len(chunks) - 1)
-        runs = np.stack([chunks[first], chunks[last] + 1], axis=1) if len(chunks) else self.runs
-        return Axis(self.chunk, runs * self.chunk)
+        return Axis(self.chunk, _cut(chunks, max(len(chunks), 1)) * self.chunk)
 
     def positions(self) -> IndexArray:
         """The selected positions, ascending."""
