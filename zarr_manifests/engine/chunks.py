@@ -38,7 +38,6 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
@@ -448,7 +447,7 @@ class ChunkReader:
                 return False
             return self._cache is None or not self._cache.holds(ref)
 
-        with contextlib.suppress(VirtualContainerError):  # which reading the chunk raises
+        with suppress(VirtualContainerError):  # which reading the chunk raises
             self._ahead.fetch([ref for ref in refs if is_due(ref)])
 
     def _read_span(self, ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:

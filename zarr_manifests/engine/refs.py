@@ -29,7 +29,15 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.ancestry import ancestors, entries, snapshot_ref, starts
+from zarr_manifests.engine.ancestry import (
+    ancestors,
+    entries,
+    find_kept,
+    floor_below,
+    left_ids,
+    snapshot_ref,
+    starts,
+)
 from zarr_manifests.engine.epochs import claim_branch
 from zarr_manifests.engine.roots import RootAt, opened
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
@@ -173,8 +181,6 @@ def before(context: Context, root: Root, found: Found, shown: str, version: Vers
         return found
     head, floor = found.at.head, found.at.floor
     if found.branch is None:
-        from zarr_manifests.engine.ancestry import floor_below  # rarely needed
-
         floor = floor_below(context, root, head)
     seen, part = 0, None
     for part in entries(context, head, floor, back + 1):
@@ -210,8 +216,6 @@ def _by_short_id(context: Context, root: Root, text: str) -> Found:
     known = {*_known_ids(context, root)}
     found = sorted(name for name in known if named_by(text, name))
     if not found:
-        from zarr_manifests.engine.ancestry import left_ids  # rarely needed
-
         found = sorted(name for name in left_ids(context, root, known) if named_by(text, name))
     if len(found) > 1:
         listed = ", ".join(found[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
@@ -414,8 +418,6 @@ class Refs:
         found_at = self._in(root, version)
         start, floor = found_at.at, found_at.at.floor
         if found_at.branch is None:
-            from zarr_manifests.engine.ancestry import floor_below  # rarely needed
-
             floor = floor_below(context, root, start.head)
         found = entries(context, start.head, floor, most)
         whole = (_complete(context, part) for part in found)
@@ -587,8 +589,6 @@ class Refs:
         main = root.branches[DEFAULT_BRANCH]
         if snapshot_id is None:
             return replace(main, epoch=0)
-        from zarr_manifests.engine.ancestry import find_kept  # rarely needed
-
         ref, snapshot, floor = find_kept(self._context, root, snapshot_id)
         # An index holds for any branch; leaves it does not know are not used.
         return Branch(

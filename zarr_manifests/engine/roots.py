@@ -23,13 +23,11 @@ requests.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -102,7 +100,7 @@ def instead(storage: ReadableStorage) -> str | None:
             f"it lies inside the repository {outer}, whose groups are not folders: open that, and "
             "name the group by group="
         )
-    with contextlib.suppress(ManifestsError):  # unknown counts as no
+    with suppress(ManifestsError):  # unknown counts as no
         storage.head(CLONING_KEY)
         return "an unfinished clone lies there; clone again, which continues"
     if _is_plain_zarr(storage):
@@ -119,7 +117,7 @@ def around(storage: ReadableStorage) -> Path | None:
     """The folder of a repository that contains the place; only local disks are checked."""
     folder = _folder(storage)
     for outer in folder.parents if folder is not None else ():
-        with contextlib.suppress(OSError):  # unknown counts as no
+        with suppress(OSError):  # unknown counts as no
             there = open_regular(str(outer / ROOT_KEY), follow_links=True)
             with os.fdopen(there, "rb") as file:
                 if file.read(len(MAGIC)) == MAGIC:
@@ -131,7 +129,7 @@ def _is_plain_zarr(storage: ReadableStorage) -> bool:
     folder = _folder(storage)
     if folder is not None:
         return any((folder / name).is_file() for name in _DOCUMENTS)
-    with contextlib.suppress(ManifestsError):  # unknown counts as no
+    with suppress(ManifestsError):  # unknown counts as no
         storage.head(_DOCUMENTS[0])
         return True
     return False
@@ -143,8 +141,8 @@ def _of_files(storage: ReadableStorage) -> str | None:
     if folder is None:
         return None
     files = [folder]
-    with contextlib.suppress(OSError):  # unknown counts as no
-        files += islice(folder.iterdir(), _LOOKED_AT)
+    with suppress(OSError):  # unknown counts as no
+        files += itertools.islice(folder.iterdir(), _LOOKED_AT)
     kind = next((kind for file in files if (kind := _KINDS.get(file.suffix.lower()))), None)
     if kind is None:
         return None

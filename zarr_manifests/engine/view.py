@@ -25,7 +25,6 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, Final
 
 import numpy as np
@@ -696,7 +695,7 @@ def _counted(storage: Storage) -> MeteredStorage:
 
 def metadata_of(root: Root) -> dict[str, Any]:
     """The metadata; changing what is returned changes nothing else."""
-    return deepcopy(dict(root.metadata))
+    return copy.deepcopy(dict(root.metadata))
 
 
 def set_metadata(roots: Roots, metadata: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:

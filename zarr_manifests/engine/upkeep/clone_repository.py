@@ -79,7 +79,7 @@ from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_store import copier_within
 from zarr_manifests.storage.protocol import ObjectInfo
 
-_COPY_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 64
 _AT_ONCE_BYTES: Final = 128 * 1024**2
 _MEND: Final = "restore it from a backup"
@@ -229,7 +229,7 @@ class ObjectCopier:
         try:
             self.within(key, nbytes)
         except StorageError as error:  # not allowed there, or too large for it
-            _COPY_LOG.warning("the store did not copy an object, which is sent instead: %s", error)
+            _LOG.warning("the store did not copy an object, which is sent instead: %s", error)
             return False
         self.moved.append(key)
         return True
@@ -238,7 +238,6 @@ class ObjectCopier:
 # --- clones -------------------------------------------------------------------------------------
 
 
-_LOG = logging.getLogger(__name__)
 _TRIES: Final = 10
 _SWAPS: Final = 100
 _LEASE_MS: Final = 120_000
