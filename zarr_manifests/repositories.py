@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.create import Unmade
+from zarr_manifests.engine.metadata import is_there
 from zarr_manifests.engine.refs import DEFAULT_BRANCH
-from zarr_manifests.engine.view import create_at, exists_at
+from zarr_manifests.engine.view import create_at
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
+from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.ids import object_key
 from zarr_manifests.repository import Repository, context_of, open_repository
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -137,7 +139,7 @@ def exists(
     storage_options: Mapping[str, object] | None = None,
 ) -> bool:
     """Whether there is a repository at that place."""
-    return exists_at(storage_of(location, storage_options))
+    return is_there(storage_of(location, storage_options), ROOT_KEY)
 
 
 def recover(

@@ -31,7 +31,7 @@ from threading import Lock
 from msgspec.structs import replace
 
 from zarr_manifests.config import Config
-from zarr_manifests.engine.metadata import Objects, Upload
+from zarr_manifests.engine.metadata import Objects, Upload, is_there
 from zarr_manifests.engine.roots import RootAt, Roots, around, instead
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -209,7 +209,10 @@ def _check_no_objects(storage: Storage, keys: Iterable[str]) -> None:
     """
     for key in keys:
         if not _is_abandoned(key):
-            _refuse_repository(storage)
+            if is_there(storage, ROOT_KEY):  # leftovers can come before it in a listing
+                raise AlreadyExistsError(
+                    f"there is a repository at {storage.url}; open it, as with create=True"
+                )
             hint = instead(storage) or (
                 "choose an empty place. If there was a repository here, its object 'current' is "
                 "lost: the newest archive under 'root/' holds its last known state"
@@ -225,17 +228,6 @@ def _is_abandoned(key: str) -> bool:
         return session_start(session_of(key)) <= 1
     except InvalidArgumentError:
         return False
-
-
-def _refuse_repository(storage: Storage) -> None:
-    """Raise if there is a root; leftovers can come before it in a listing."""
-    try:
-        storage.head(ROOT_KEY)
-    except ObjectNotFoundError:
-        return
-    raise AlreadyExistsError(
-        f"there is a repository at {storage.url}; open it, as with create=True"
-    )
 
 
 def _first_snapshot(runtime: Runtime, repository_id: str) -> tuple[Upload, Upload]:
@@ -380,11 +372,7 @@ class Unmade(MeteredStorage):
             return self._state == "made"
         if not self.storage.capabilities.inline:
             return True  # a request that was sent may still take effect
-        try:
-            self.storage.head(ROOT_KEY)
-        except ObjectNotFoundError:
-            return False
-        return True
+        return is_there(self.storage, ROOT_KEY)
 
     def _is_ours(self, found: Tagged) -> None:
         """Accept a root of our own, from a swap whose answer was lost; raise if it is not ours."""

@@ -156,6 +156,15 @@ def create_or_find(
     )
 
 
+def is_there(storage: ReadableStorage, key: str) -> bool:
+    """Whether the storage has an object with that key, by one request."""
+    try:
+        storage.head(key)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
 class NotAtHandError(Exception):
     """The object would have to be fetched."""
 

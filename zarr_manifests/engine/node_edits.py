@@ -39,7 +39,7 @@ from typing import Final, NoReturn, Protocol
 
 from msgspec.structs import replace
 
-from zarr_manifests.engine.metadata import SessionKeys, create_own
+from zarr_manifests.engine.metadata import SessionKeys, create_own, is_there
 from zarr_manifests.engine.overlay import OPAQUE, SessionView, same_chunk
 from zarr_manifests.engine.packs import Packs, StagedRef, native_ref
 from zarr_manifests.errors import (
@@ -419,19 +419,11 @@ def close_token(storage: Storage, token: str) -> None:
         If the token may still exist.
     """
     storage.delete_many([token])
-    if _is_there(storage, token):
+    if is_there(storage, token):
         raise StorageError(
             f"{storage.url} has not deleted {token}, so that copies of the session may go on "
             "writing; nothing was committed. Check the permissions, and commit again"
         )
-
-
-def _is_there(storage: Storage, token: str) -> bool:
-    try:
-        storage.head(token)
-    except ObjectNotFoundError:
-        return False
-    return True
 
 
 def read_reports(storage: Storage, keys: SessionKeys, runtime: Runtime) -> Reported:
@@ -534,7 +526,7 @@ def change_reported(
     report = Manifest.of([(node.node_id, ChunkTable.of({coords: ref}))]).encode()[0]
     create_own(storage, keys.next(_KIND), report, durable=False)
     # Only after the report: if the session's listing missed it, the token is gone by now.
-    if not _is_there(storage, token):
+    if not is_there(storage, token):
         raise SessionClosedError(
             "the session that this store was copied from has begun to commit, or has ended; "
             "whether what was just written is in its commit is not certain. Commit when all the "

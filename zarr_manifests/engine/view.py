@@ -47,11 +47,11 @@ from zarr_manifests.engine.heartbeat import Heart
 from zarr_manifests.engine.metadata import AtHand, NotAtHandError, ObjectReader, Objects, Wanted
 from zarr_manifests.engine.roots import RootAt, RootReader, Roots
 from zarr_manifests.engine.tables import SnapshotTables
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, ObjectNotFoundError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, NativeRef, Unset, VirtualRef
 from zarr_manifests.format.manifest import Base, Count, Delta, Digest, ManifestRef, Node
 from zarr_manifests.format.records import BlobRef, pack
-from zarr_manifests.format.root import ROOT_KEY, Branch, Root
+from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.metrics import Meter, connect
@@ -611,15 +611,6 @@ type Cache = CacheOptions | Mapping[str, Any] | None
 _ATTEMPTS: Final = 100
 _MOST_BYTES: Final = 16 * 1024
 """What the metadata of a repository take at most."""
-
-
-def exists_at(storage: Storage) -> bool:
-    """Whether there is a repository in that storage."""
-    try:
-        storage.head(ROOT_KEY)
-    except ObjectNotFoundError:
-        return False
-    return True
 
 
 def create_at(

@@ -45,7 +45,7 @@ from zarr_manifests.engine.ancestry import Link, ages, follow, has_expired, tabl
 from zarr_manifests.engine.create import check_outside, keep_reserve
 from zarr_manifests.engine.heartbeat import Held
 from zarr_manifests.engine.leases import give_up, take
-from zarr_manifests.engine.metadata import Objects, create_or_find, create_own
+from zarr_manifests.engine.metadata import Objects, create_or_find, create_own, is_there
 from zarr_manifests.engine.refs import DEFAULT_BRANCH
 from zarr_manifests.engine.roots import Roots, is_missing
 from zarr_manifests.engine.upkeep.collect import KINDS
@@ -448,9 +448,7 @@ class _Clone:
                 "made there; choose a local disk or a storage that can"
             )
         self.roots = Roots(storage, runtime)
-        try:
-            storage.head(ROOT_KEY)
-        except ObjectNotFoundError:
+        if not is_there(storage, ROOT_KEY):
             _begin(storage, own)
             return
         objects, at = Objects(storage, runtime), self.roots.read()

@@ -8,13 +8,13 @@ FAULTS = [
     Fault(
         "copy-not-told-that-its-report-was-too-late",
         "engine/node_edits.py",
-        "if not _is_there(storage, token):",
+        "if not is_there(storage, token):",
         "if not token:",
     ),
     Fault(
         "committed-though-copies-may-go-on",
         "engine/node_edits.py",
-        "    if _is_there(storage, token):",
+        "    if is_there(storage, token):",
         "    if not token:",
     ),
     Fault(
