@@ -62,7 +62,7 @@ from msgspec import Struct
 
 from zarr_manifests.engine.epochs import is_fenced
 from zarr_manifests.engine.metadata import SessionKeys
-from zarr_manifests.engine.roots import is_missing, opened
+from zarr_manifests.engine.roots import is_missing, opened, unless_missing
 from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -805,15 +805,12 @@ def _in_a_version_since(context: ReadContext, root: Root, snapshot_id: str) -> _
 
 
 def _in_version(context: ReadContext, version: int, snapshot_id: str) -> _Place | None:
-    try:
+    # No such archive; or it was not in history; or a collection has begun since, and the swap will
+    # fail.
+    with suppress(ObjectNotFoundError, SnapshotExpiredError), unless_missing():
         older = context.roots.whole(context.roots.archived(version))
         return locate(context, older, snapshot_id)
-    except (ObjectNotFoundError, SnapshotExpiredError):
-        return None  # no such archive; or it was not in history
-    except (CorruptObjectError, MissingChunkError) as error:
-        if is_missing(error):  # a collection has begun since, and the swap will fail
-            return None
-        raise
+    return None
 
 
 # --- of sessions since the fence ----------------------------------------------------------------
@@ -825,19 +822,15 @@ def _uncollected(
     """The snapshot, if no collection up to this root deletes anything that only it leads to."""
     line: dict[str, Link] = {}
     shared: BlobRef | None = None
-    try:
+    safe = False
+    with unless_missing():
         for older, _ in ancestors(context, ref):
             if older.key in floors:
                 shared = older
                 break
             line[older.key] = Link(older, Snapshot)
-        if root.fence and not _is_safe(context, root.fence, line, shared, floors):
-            return None
-    except (CorruptObjectError, MissingChunkError) as error:
-        if is_missing(error):
-            return None
-        raise
-    return ref, context.objects.load(ref, Snapshot), None
+        safe = not root.fence or _is_safe(context, root.fence, line, shared, floors)
+    return (ref, context.objects.load(ref, Snapshot), None) if safe else None
 
 
 def _is_safe(

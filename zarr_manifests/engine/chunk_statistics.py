@@ -35,12 +35,12 @@ from zarr_manifests.engine.change_set import ChangeSet
 from zarr_manifests.engine.differences import delta_of, tables_of
 from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.engine.packs import StagedRef
-from zarr_manifests.engine.roots import is_missing
+from zarr_manifests.engine.roots import unless_missing
 from zarr_manifests.engine.totals import amounts_of
 from zarr_manifests.engine.view import ReadContext
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.engine.zones import zones_of
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, MissingChunkError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, Column, StoredRef, Unset
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.records import BlobRef
@@ -329,8 +329,5 @@ def _changed(
 
 def _ancestors(context: ReadContext, head: BlobRef) -> Iterator[Snapshot]:
     """The snapshot and those before it, as far as they are there."""
-    try:
+    with unless_missing():  # older ones may have expired
         yield from (snapshot for _, snapshot in islice(ancestors(context, head), _MOST_COMMITS))
-    except (CorruptObjectError, MissingChunkError) as error:
-        if not is_missing(error):
-            raise  # else older ones have expired

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from zarr_manifests.engine.ancestry import ancestors, floor_below, snapshot_ref
 from zarr_manifests.engine.chunks import ChunkReader
-from zarr_manifests.engine.roots import is_missing
+from zarr_manifests.engine.roots import unless_missing
 from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.errors import (
     Conflict,
@@ -31,7 +31,6 @@ from zarr_manifests.errors import (
     ConflictKind,
     CorruptObjectError,
     HistoryExpiredError,
-    MissingChunkError,
     SnapshotExpiredError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, Unset, VirtualRef
@@ -212,12 +211,9 @@ def parted(context: ReadContext, root: Root, left: BlobRef, right: BlobRef) -> P
 
 
 def _next(walk: Iterator[tuple[BlobRef, Snapshot]]) -> tuple[BlobRef, Snapshot] | None:
-    try:
+    with unless_missing():
         return next(walk, None)
-    except (CorruptObjectError, MissingChunkError) as error:
-        if is_missing(error):
-            return None
-        raise
+    return None
 
 
 def _add_past(

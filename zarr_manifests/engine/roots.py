@@ -183,6 +183,16 @@ def is_missing(error: BaseException) -> bool:
     )
 
 
+@contextmanager
+def unless_missing() -> Iterator[None]:
+    """A block that ends early where a referenced object does not exist."""
+    try:
+        yield
+    except (CorruptObjectError, MissingChunkError) as error:
+        if not is_missing(error):
+            raise
+
+
 def opened[R](attempt: Callable[[], R]) -> R:
     """The result of the attempt, which reads the root and opens objects that it leads to.
 
