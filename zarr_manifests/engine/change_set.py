@@ -105,7 +105,7 @@ class Spilled(Struct, frozen=True):
         """Describe a table stored in the manifest."""
         lineage = lineage_of(session_of(manifest.blob.key))
         is_own = all(lineage_of(source) == lineage for source in table.sources)
-        return cls(manifest, *_counts(table), is_own)
+        return cls(manifest, *counts(table), is_own)
 
     @property
     def node_id(self) -> bytes:
@@ -130,10 +130,13 @@ type Rows = ChunkTable | Spilled
 """Chunks set and unset, in memory or spilled."""
 
 
-def _counts(table: ChunkTable) -> tuple[int, int, int]:
-    unset, virtual = table.kind == RefKind.UNSET, table.kind == RefKind.VIRTUAL
-    nbytes = int(table.length[~unset].sum())
-    return int(unset.sum()), nbytes, nbytes - int(table.length[virtual].sum())
+def counts(rows: Rows) -> tuple[int, int, int]:
+    """How many rows unset a chunk; the bytes of chunks set, and of those in the repository."""
+    if isinstance(rows, Spilled):
+        return rows.unset, rows.nbytes, rows.written_bytes
+    unset, virtual = rows.kind == RefKind.UNSET, rows.kind == RefKind.VIRTUAL
+    nbytes = int(rows.length[~unset].sum())
+    return int(unset.sum()), nbytes, nbytes - int(rows.length[virtual].sum())
 
 
 def resident(rows: Rows) -> TypeGuard[ChunkTable]:
@@ -210,35 +213,6 @@ class Spill:
             self.objects.remember(upload.ref, manifest)
         return Spilled.of(ManifestRef(upload.ref, manifest.directory(), places=places), table)
 
-    # --- overlapping rows ----------------------------------------------------------------------
-
-    def apart(self, layers: Sequence[Rows]) -> tuple[list[list[Rows]], list[ChunkTable]]:
-        """Split layers of one node (oldest first) into groups without common chunks, and the rest.
-
-        Each group has at least one spilled layer and, in their order, the layers that share chunks
-        with it. The rest is in memory.
-        """
-        rest = [layer if isinstance(layer, ChunkTable) else None for layer in layers]
-        found: list[list[Rows]] = []
-        spilled = [i for i, layer in enumerate(layers) if not resident(layer)]
-        for members in together([layers[i].box for i in spilled]):
-            group = [spilled[i] for i in members]
-            boxes = [layers[i].box for i in group]
-            overlapping: list[Rows] = []
-            for i, layer in enumerate(layers):
-                table = rest[i]
-                if i in group:
-                    overlapping.append(layer)
-                elif table is not None and any(box.overlaps(table.box) for box in boxes):
-                    inner = np.zeros(len(table), np.bool_)
-                    for box in boxes:
-                        inner |= in_box(table, box)
-                    if inner.any():
-                        overlapping.append(select(table, inner))
-                        rest[i] = None if inner.all() else select(table, ~inner)
-            found.append(overlapping)
-        return found, [table for table in rest if table is not None]
-
     def merged(self, layers: Sequence[Rows]) -> Iterator[ChunkTable]:
         """Yield the merged rows of these layers of one node (oldest first), slab by slab."""
         around = Box.around(layer.box for layer in layers)
@@ -253,6 +227,34 @@ class Spill:
     def _inside(self, layer: Rows, slab: Box) -> ChunkTable:
         table = rows_of(self.objects, layer)
         return select(table, in_box(table, slab))
+
+
+def _apart(layers: Sequence[Rows]) -> tuple[list[list[Rows]], list[ChunkTable]]:
+    """Split layers of one node (oldest first) into groups without common chunks, and the rest.
+
+    Each group has at least one spilled layer and, in their order, the layers that share chunks
+    with it. The rest is in memory.
+    """
+    rest = [layer if isinstance(layer, ChunkTable) else None for layer in layers]
+    found: list[list[Rows]] = []
+    spilled = [i for i, layer in enumerate(layers) if not resident(layer)]
+    for members in together([layers[i].box for i in spilled]):
+        group = [spilled[i] for i in members]
+        boxes = [layers[i].box for i in group]
+        overlapping: list[Rows] = []
+        for i, layer in enumerate(layers):
+            table = rest[i]
+            if i in group:
+                overlapping.append(layer)
+            elif table is not None and any(box.overlaps(table.box) for box in boxes):
+                inner = np.zeros(len(table), np.bool_)
+                for box in boxes:
+                    inner |= in_box(table, box)
+                if inner.any():
+                    overlapping.append(select(table, inner))
+                    rest[i] = None if inner.all() else select(table, ~inner)
+        found.append(overlapping)
+    return found, [table for table in rest if table is not None]
 
 
 def together(boxes: Sequence[Box]) -> list[list[int]]:
@@ -410,7 +412,7 @@ class ChangeSet(Struct, eq=False):
 
     def parts(self, node_id: bytes) -> tuple[Rows, ...]:
         """All changed chunks of a node, in disjoint tables of at most one leaf each."""
-        groups, tables = self._apart(node_id)
+        groups, tables = _apart(self.layers(node_id))
         parts: list[Rows] = []
         for group in groups:
             if len(group) == 1:
@@ -419,29 +421,21 @@ class ChangeSet(Struct, eq=False):
                 assert self.spill is not None
                 for merged in self.spill.merged(group):
                     parts += self.spill.save(node_id, merged, self.unsynced)
-        return (*parts, *_disjoint(tables))
-
-    def _apart(self, node_id: bytes) -> tuple[list[list[Rows]], list[ChunkTable]]:
-        """Groups of spilled layers with what overlaps them, and the tables that overlap none."""
-        layers = self.layers(node_id)
-        tables = [layer for layer in layers if isinstance(layer, ChunkTable)]
-        if len(tables) == len(layers):
-            return [], tables
-        assert self.spill is not None
-        return self.spill.apart(layers)
+        for alike in together([table.box for table in tables]):
+            newest = self._together([tables[i] for i in alike])
+            parts += [] if newest is None else map(owned, in_tables(newest))
+        return tuple(parts)
 
     def count(self, node_id: bytes) -> int:
         """Number of changed chunks of a node."""
         if node_id not in self.tables:
             return len(self.chunks.get(node_id, ()))
-        groups, tables = self._apart(node_id)
+        groups, tables = _apart(self.layers(node_id))
         table = self._together(tables)
         count = 0 if table is None else len(table)
         for group in groups:
-            if len(group) > 1 and self.spill is not None:
-                count += sum(map(len, self.spill.merged(group)))
-            else:
-                count += len(group[0])
+            assert self.spill is not None
+            count += sum(map(len, self.spill.merged(group) if len(group) > 1 else group))
         return count
 
     def put_table(self, node_id: bytes, table: Rows) -> None:
@@ -687,15 +681,6 @@ class ChangeSet(Struct, eq=False):
 def lies_below(box: Box, shape: Coords) -> bool:
     """Whether the whole box is below the shape."""
     return all(map(le, box.hi, shape))
-
-
-def _disjoint(tables: Sequence[ChunkTable]) -> list[ChunkTable]:
-    """The latest row of each chunk in these tables (oldest first), as disjoint tables."""
-    parts: list[ChunkTable] = []
-    for group in together([table.box for table in tables]):
-        merged = merge_layers([Layer(None, tuple(tables[i] for i in group))]).table
-        parts += [] if merged is None else map(owned, in_tables(merged))
-    return parts
 
 
 class ForkState(Struct, frozen=True):

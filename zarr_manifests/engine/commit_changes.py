@@ -27,7 +27,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import find_kept
-from zarr_manifests.engine.change_set import ChangeSet, Rows, Spilled, resident, rows_of
+from zarr_manifests.engine.change_set import ChangeSet, Rows, Spilled, counts, resident, rows_of
 from zarr_manifests.engine.chunks import sync_parts
 from zarr_manifests.engine.differences import delta_of
 from zarr_manifests.engine.epochs import admitted
@@ -64,7 +64,6 @@ from zarr_manifests.errors import (
     ManifestsError,
     MissingChunkError,
 )
-from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.manifest import Delta, Manifest, Node
 from zarr_manifests.format.records import BlobRef, pack, plain, unpack
 from zarr_manifests.format.root import Branch, Root
@@ -436,24 +435,9 @@ def _plain(value: object) -> object:
 def totals_of(tables: Mapping[bytes, Sequence[Rows]]) -> dict[str, int]:
     """The counts of its own commit that a snapshot stores, given its chunk tables."""
     each = [rows for parts in tables.values() for rows in parts]
-    unset = sum(map(_unset, each))
-    return {
-        "refs-set": sum(map(len, each)) - unset,
-        "refs-unset": unset,
-        "chunk-bytes": sum(map(_written_bytes, each)),
-    }
-
-
-def _unset(rows: Rows) -> int:
-    if isinstance(rows, Spilled):
-        return rows.unset
-    return int((rows.kind == RefKind.UNSET).sum())
-
-
-def _written_bytes(rows: Rows) -> int:
-    if isinstance(rows, Spilled):
-        return rows.written_bytes
-    return int(rows.length[rows.kind != RefKind.VIRTUAL].sum())
+    unset = sum(counts(rows)[0] for rows in each)
+    written = sum(counts(rows)[2] for rows in each)
+    return {"refs-set": sum(map(len, each)) - unset, "refs-unset": unset, "chunk-bytes": written}
 
 
 def kind_of(
@@ -464,7 +448,7 @@ def kind_of(
 ) -> CommitKind:
     """The commit's label: deletions first, then whether written chunks are beyond the old grid."""
     each = [(node, rows) for node, parts in tables.items() for rows in parts]
-    unset = any(_unset(rows) for _, rows in each)
+    unset = any(counts(rows)[0] for _, rows in each)
     # Moving an array's chunks truncates it completely and adds new rows.
     cut = any(any(shape) or node not in tables for node, shape in changes.truncated.items())
     alive = {node.node_id for node in changes.nodes.values() if node is not None}  # or moved
