@@ -361,18 +361,12 @@ def _between(
     since = view if joined is None else joined.at
     between = deltas_between(context, since, tip.head, tip.floor)
     if between is None:
+        why = "the branch was reset, or the snapshot has expired"
         raise ConflictError(
             f"the snapshot the session began at ({view.snapshot_id}) is no longer in the "
             "branch's history; was the branch reset, or has the snapshot expired? Nothing was "
             "committed",
-            [
-                Conflict(
-                    ConflictKind.HISTORY,
-                    "/",
-                    "history",
-                    "the branch was reset, or the snapshot has expired",
-                )
-            ],
+            [Conflict(ConflictKind.HISTORY, "/", "history", why)],
             *_ends(view, tip),
         )
     return between if joined is None else [*between, joined.changes]
@@ -445,27 +439,10 @@ def relocate_changes(
     """
     if relocating is None or not rebasing.allowed:
         return None
-    context, view = workspace.context, workspace.contents.view
-    found = _moved_whole(context, view, tip, changes, relocating.dim, rebasing)
-    if found is None:
-        return None
-    on, result, uneven = found
-    return on, relocating.rewrite(workspace, on, result, uneven) if uneven else result
-
-
-def _moved_whole(
-    context: ReadContext,
-    view: SnapshotView,
-    tip: Branch,
-    changes: ChangeSet,
-    dim: str,
-    rebasing: Rebasing,
-) -> tuple[SnapshotView, ChangeSet, list[Relocation]] | None:
-    """The tip, the changes there with whole chunks moved, and the appends to rewrite.
-
-    None if no array was made longer along the dimension by both sides.
-    """
-    mine = Changes.of(view.nodes, changes.nodes, changes.truncated, _tables(changes))
+    context, view, dim = workspace.context, workspace.contents.view, relocating.dim
+    found = {node_id: changes.table(node_id) for node_id in changes.touched()}
+    tables = {node_id: table for node_id, table in found.items() if table is not None}
+    mine = Changes.of(view.nodes, changes.nodes, changes.truncated, tables)
     theirs = _theirs(context, view, _between(context, view, tip), ())
     moves, conflicts = plan_relocation(dim, view.nodes, mine, theirs)
     if conflicts:
@@ -483,16 +460,16 @@ def _moved_whole(
     on, result = rebased.on, rebased.changes
     for move in moves:
         node = result.nodes.get(move.path) or on.nodes[move.path]
-        result.nodes[move.path] = _longer(node, move)
+        assert node.array is not None
+        shape = list(node.array.shape)
+        shape[move.axis] = move.length
+        result.nodes[move.path] = with_shape(node, tuple(shape))
         if move.steps is not None:
             for rows in appended[move.node_id]:
                 _put_shifted(result, move, result.rows(rows))
             moved(result, move.node_id, move.axis, move.first, move.steps)
-    return on, result, [move for move in moves if move.steps is None]
-
-
-def _tables(changes: ChangeSet) -> dict[bytes, ChunkTable]:
-    return {node: table for node in changes.touched() if (table := changes.table(node)) is not None}
+    uneven = [move for move in moves if move.steps is None]
+    return on, relocating.rewrite(workspace, on, result, uneven) if uneven else result
 
 
 def _take_append(rest: ChangeSet, move: Relocation, view: SnapshotView) -> list[Rows]:
@@ -519,13 +496,6 @@ def _take_append(rest: ChangeSet, move: Relocation, view: SnapshotView) -> list[
             elif len(part):
                 rest.put_table(move.node_id, part)
     return appended
-
-
-def _longer(node: Node, move: Relocation) -> Node:
-    assert node.array is not None
-    shape = list(node.array.shape)
-    shape[move.axis] = move.length
-    return with_shape(node, tuple(shape))
 
 
 def _put_shifted(result: ChangeSet, move: Relocation, table: ChunkTable) -> None:
@@ -691,24 +661,14 @@ def _patch_chunks(
     now, then = states.here.by_id.get(node_id), states.result.get(node_id)
     was, wanted = states.before.by_id.get(node_id), states.after.by_id.get(node_id)
     known = now or wanted or was
-    path = known.path if known is not None else "?"
-    path = absolute(path)
+    path = absolute(known.path if known is not None else "?")
     if now is None and then is None:
         # What the commit deleted and what is missing here count as the same.
-        return (
-            [Conflict(ConflictKind.DELETE, path, "chunks", "it is not here")]
-            if wanted is not None
-            else []
-        )
+        why = "it is not here"
+        return [] if wanted is None else [Conflict(ConflictKind.DELETE, path, "chunks", why)]
     if then is not None and wanted is not None and compare_documents(wanted, then).structure:
-        return [
-            Conflict(
-                ConflictKind.STRUCTURE,
-                path,
-                "metadata",
-                "its chunks are encoded otherwise here, or stand for other values",
-            )
-        ]
+        why = "its chunks are encoded otherwise here, or stand for other values"
+        return [Conflict(ConflictKind.STRUCTURE, path, "metadata", why)]
     after, due, differ = states.after, touched, [touched[:0]]
     if now is not None:
         due = touched[differs(states.context, states.here, after, node_id, touched)]
@@ -902,8 +862,7 @@ def _clear_older(changes: ChangeSet, base: SnapshotView, tip: SnapshotView) -> N
     for node in changes.nodes.values():
         if node is None or node.node_id in old or tip.chunks(node.node_id) is None:
             continue
-        rank = 0 if node.array is None else len(node.array.shape)
-        if rank:
-            changes.truncated[node.node_id] = (0,) * rank
+        if _ndim(node):
+            changes.truncated[node.node_id] = (0,) * _ndim(node)
         elif node.node_id not in changes.tables:
             changes.put_table(node.node_id, unset_at(np.zeros((1, 0), np.int64)))
