@@ -236,32 +236,15 @@ def decoded_bytes(value: Any) -> int:
 def _parts_of(kind: type) -> _Parts | None:
     """How to get the parts of a value of this type; None if it has none."""
     if issubclass(kind, tuple | list):
-        return _itself
+        return lambda item: item
     if issubclass(kind, Mapping):
-        return _keys_and_values
+        return lambda item: (*item.keys(), *item.values())
     if issubclass(kind, np.ndarray):
-        return _base
+        return lambda item: () if item.base is None else (item.base,)
     names = getattr(kind, "__struct_fields__", ())
     if len(names) > 1:
         return attrgetter(*names)
-    return None if not names else _only(names[0])
-
-
-def _itself(item: Sequence[Any]) -> Sequence[Any]:
-    return item
-
-
-def _keys_and_values(item: Mapping[Any, Any]) -> Sequence[Any]:
-    return (*item.keys(), *item.values())
-
-
-def _base(item: np.ndarray[Any, Any]) -> Sequence[Any]:
-    return () if item.base is None else (item.base,)
-
-
-def _only(name: str) -> _Parts:
-    get = attrgetter(name)
-    return lambda item: (get(item),)
+    return (lambda item: (getattr(item, names[0]),)) if names else None
 
 
 _PARTS: dict[type, _Parts | None] = {}
@@ -308,15 +291,11 @@ class ChunkCache:
             self._kept.keep(_name(ref), data)
 
 
-def _identity(ref: NativeRef | VirtualRef) -> bytes:
+def _name(ref: NativeRef | VirtualRef) -> tuple[Any, ...]:
     """What identifies the chunk's bytes: all that its ref records."""
     if isinstance(ref, NativeRef):
-        return repr((ref.key, ref.offset, ref.length, ref.crc32c)).encode()
+        return "chunk", ref
     source = ref.source
     version = source.etag, source.modified_ms, source.nbytes
     place = source.container, source.path, ref.offset, ref.length, ref.crc32c
-    return repr((*place, *version)).encode()
-
-
-def _name(ref: NativeRef | VirtualRef) -> tuple[Any, ...]:
-    return "chunk", ref if isinstance(ref, NativeRef) else _identity(ref)
+    return "chunk", repr((*place, *version)).encode()
