@@ -237,7 +237,7 @@ def take(
         _check_start(root, held.session)
         if instead:
             others = (lease for lease in context.roots.leases(root) if lease.owner == owner)
-            root = _without(root, [lease.name for lease in others])
+            root = without_leases(root, [lease.name for lease in others])
         kept = tuple(lease for lease in root.leases if lease.lease_id != held.lease_id)
         held.term = _term(context, held)
         return replace(root, leases=(*kept, _lease(held, held.term)))
@@ -282,7 +282,7 @@ def _move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
             _check_start(root, session)
         locate(context, root, snapshot_id)
         term = _term(context, new)
-        return _with(_without(root, [old]), [_lease(new, term)])
+        return _with(without_leases(root, [old]), [_lease(new, term)])
 
     context.roots.update_leases(change, "moving a lease", _ATTEMPTS)
     held.session, held.snapshot, held.term = session, snapshot_id, term
@@ -331,7 +331,7 @@ def give_up(context: Context, held: Held) -> None:
 
     def change(root: Root) -> Root:
         there = {lease.name for lease in context.roots.leases(root)}
-        return _without(root, [_name(held)]) if _name(held) in there else root
+        return without_leases(root, [_name(held)]) if _name(held) in there else root
 
     context.roots.update_leases(change, "giving up a lease", _ATTEMPTS)
 
@@ -391,7 +391,7 @@ def _with(root: Root, leases: Iterable[Lease]) -> Root:
     return replace(root, leases=(*kept, *new.values()))
 
 
-def _without(root: Root, names: Iterable[str]) -> Root:
+def without_leases(root: Root, names: Iterable[str]) -> Root:
     """The root without these leases, hiding those that a page has."""
     gone = set(names)
     left = tuple(lease for lease in root.leases if lease.name not in gone)

@@ -64,6 +64,7 @@ from zarr_manifests.engine.ancestry import (
 )
 from zarr_manifests.engine.create import keep_reserve, with_reserve
 from zarr_manifests.engine.epochs import check_collector, claimed
+from zarr_manifests.engine.leases import without_leases
 from zarr_manifests.engine.metadata import ObjectReader
 from zarr_manifests.engine.roots import RootAt, RootReader, opened
 from zarr_manifests.engine.upkeep.compaction import compact
@@ -182,17 +183,9 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
         times = _times(context, root, now_ms - grace_ms)
         fence = choose_fence(times, version, now_ms, grace_ms, root.fence)
         expired = {lease.name for lease in context.roots.leases(root) if lease.expires_ms <= now_ms}
-        hidden = root.deleted_leases
-        if root.pages.get("leases"):
-            hidden = tuple(dict.fromkeys((*hidden, *sorted(expired))))
-        return replace(
-            root,
-            leases=tuple(lease for lease in root.leases if lease.name not in expired),
-            deleted_leases=hidden,
-            fence=fence,
-            collected=version,
-            epochs=claimed(root, COLLECTOR),
-        )
+        epochs = claimed(root, COLLECTOR)
+        left = without_leases(root, expired)
+        return replace(left, fence=fence, collected=version, epochs=epochs)
 
     if dry_run:
         return replace(change(before.root), version=before.root.version + 1)
