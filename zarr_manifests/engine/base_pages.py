@@ -117,12 +117,9 @@ class NodeMaps(Struct, frozen=True, dict=True):
         by_path = {node.path: node for node in nodes}
         return cls(by_path, {node.node_id: node for node in by_path.values()})
 
-    def paths(self) -> PathIndex:
-        """The paths by directory; made on first use."""
-        return self._paths
-
     @cached_property
-    def _paths(self) -> PathIndex:
+    def paths(self) -> PathIndex:
+        """The paths by directory."""
         return PathIndex(self.by_path)
 
 
@@ -395,7 +392,7 @@ class PagedPaths:
         """The paths right in the directory, as keys."""
         found: dict[str, None] = {}
         for maps in self._pages.load(self._pages.members(directory)):
-            found.update(maps.paths().paths(directory))
+            found.update(maps.paths.paths(directory))
         return {**found, **self._live.paths(directory)}
 
     def directories(self, directory: str) -> Mapping[str, None]:
@@ -415,7 +412,7 @@ class PagedPaths:
     def _directories(self, directory: str, numbers: Sequence[int]) -> dict[str, None]:
         found: dict[str, None] = {}
         for maps in self._pages.load(numbers):
-            found.update(maps.paths().directories(directory))
+            found.update(maps.paths.directories(directory))
         return {**found, **self._live.directories(directory)}
 
 

@@ -243,7 +243,8 @@ class SessionView:
                 node = self.node(path)
                 if node is not None:
                     yield node
-            due += self._directories_in(at)
+            stored, changed = self.view.paths, self.changes.paths
+            due += {**stored.directories(at), **changed.directories(at)}
 
     def above(self, path: str) -> Iterator[Node]:
         """The nodes above the path, nearest first."""
@@ -258,11 +259,6 @@ class SessionView:
         """Paths right in this directory, also of deleted nodes."""
         # Copied, since another thread may change nodes meanwhile.
         return {**self.view.paths.paths(start), **self.changes.paths.paths(start)}
-
-    def _directories_in(self, start: str) -> Iterable[str]:
-        """Directories right in this directory, also those with deleted nodes only."""
-        stored, changed = self.view.paths, self.changes.paths
-        return {**stored.directories(start), **changed.directories(start)}
 
     def _unlisted_in(self, start: str) -> Iterable[str]:
         """Directories right in this directory that may have nodes and no node at their own path."""

@@ -130,7 +130,7 @@ class SnapshotView(SnapshotTables):
                     nodes.pop(path, None)
                 nodes.update((node.path, node) for node in found.nodes)
             known = NodeMaps.of(nodes.values())
-        self.nodes, self.by_id, self._paths = known.by_path, known.by_id, known.paths
+        self.nodes, self.by_id, self._paths = known.by_path, known.by_id, lambda: known.paths
         if len(self.by_id) != len(self.nodes):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
 
