@@ -217,7 +217,7 @@ class Spill:
         """Yield the merged rows of these layers of one node (oldest first), slab by slab."""
         around = Box.around(layer.box for layer in layers)
         most = max(self.budget // 2, 1)
-        for slab in _slabs(around, -(-sum(map(len, layers)) // most)):
+        for slab in slabs(around, -(-sum(map(len, layers)) // most)):
             near = [layer for layer in layers if layer.box.overlaps(slab)]
             inner = tuple(self._inside(layer, slab) for layer in near)  # one after another
             table = merge_layers([Layer(None, inner)]).table
@@ -272,7 +272,7 @@ def together(boxes: Sequence[Box]) -> list[list[int]]:
     return [*found.values()]
 
 
-def _slabs(box: Box, count: int) -> Iterator[Box]:
+def slabs(box: Box, count: int) -> Iterator[Box]:
     """Cut the box into `count` slabs across its longest axis, or one per chunk if it is shorter."""
     if not box.ndim:
         yield box

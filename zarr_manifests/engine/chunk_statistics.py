@@ -31,7 +31,7 @@ from msgspec import Struct
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.engine.ancestry import ancestors
 from zarr_manifests.engine.bulk_chunks import find_chunks, stream_table
-from zarr_manifests.engine.change_set import ChangeSet
+from zarr_manifests.engine.change_set import ChangeSet, slabs
 from zarr_manifests.engine.differences import delta_of, tables_of
 from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.engine.packs import StagedRef
@@ -276,7 +276,8 @@ def chunk_map(contents: SessionView, path: str, side: int = 96) -> ChunkMap:
     assert meta is not None
     folding = Folding.of(meta.grid.shape, side)
     chunks, nbytes = np.zeros(folding.shape, np.int64), np.zeros(folding.shape, np.int64)
-    for box in _slabs(contents, node, meta.grid):
+    count = amounts_of(contents.view).get(node.node_id, NOTHING).chunks
+    for box in slabs(meta.grid, 1 + count // _SLAB_CHUNKS):  # if they are spread evenly
         _, table = find_chunks(contents, node.path, box, None)
         if table is not None:
             coords = table.coords()
@@ -285,20 +286,6 @@ def chunk_map(contents: SessionView, path: str, side: int = 96) -> ChunkMap:
     changed, since_ms = _changed(contents, node, folding, chunks > 0)
     names = meta.dimension_names or (None,) * len(meta.shape)
     return ChunkMap(f"/{node.path}", tuple(names), folding, chunks, nbytes, changed, since_ms)
-
-
-def _slabs(contents: SessionView, node: Node, grid: Box) -> Iterator[Box]:
-    """Boxes that cover the grid, each with a bounded number of chunks if they are spread evenly."""
-    if not grid.ndim or not grid.size:
-        yield grid
-        return
-    count = amounts_of(contents.view).get(node.node_id, NOTHING).chunks
-    length, axis = max((n, axis) for axis, n in enumerate(grid.hi))
-    step = max(1, length // (1 + count // _SLAB_CHUNKS))
-    for first in range(0, length, step):
-        lo, hi = [*grid.lo], [*grid.hi]
-        lo[axis], hi[axis] = first, min(first + step, length)
-        yield Box(tuple(lo), tuple(hi))
 
 
 def _changed(
