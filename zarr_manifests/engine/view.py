@@ -22,7 +22,6 @@ root, its configuration, its metadata.
 from __future__ import annotations
 
 import copy
-import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -429,17 +428,16 @@ class SnapshotView(SnapshotTables):
         due = [
             leaf
             for leaf in self.index.placed_in(node_id, Box.around_coords(coords))
-            if ((coords >= leaf.part.box.lo) & (coords < leaf.part.box.hi)).all(axis=1).any()
+            if leaf.part.box.holds(coords).any()
         ]
         sources = self._sources(node_id).where(any_at(coords, due), coords.shape[1])
         afters = {0, *(leaf.merged for leaf in due)}
         first = self._due_leaves(due)
         overlays, loaded = self._fetch_some(node_id, afters, sources, first, coords)
         over = {after: picked(overlay, coords) for after, overlay in overlays.items()}
-        tables = [pick(self._leaf(leaf, loaded), coords) for leaf in due]
         leaves = [
-            Leaf(leaf.part.box, table, over[leaf.merged])
-            for leaf, table in zip(due, tables, strict=True)
+            Leaf(leaf.part.box, pick(self._leaf(leaf, loaded), coords), over[leaf.merged])
+            for leaf in due
         ]
         return fold_leaves(leaves, over[0])
 
@@ -479,10 +477,7 @@ class SnapshotView(SnapshotTables):
 
     def touched(self) -> set[bytes]:
         """Ids of all nodes with chunk tables or truncations in live deltas."""
-        ids: set[bytes] = set()
-        for entry in self.snapshot.deltas:
-            ids.update(part.node_id for part in entry.embedded)
-            ids.update(part.node_id for ref in entry.manifests for part in ref.parts)
+        ids = {part.node_id for entry in self.snapshot.deltas for part in entry.parts()}
         return ids.union(*self._cuts.values())
 
 
@@ -492,8 +487,6 @@ def opening_kind(ref: BlobRef) -> type[Delta | Digest]:
 
 
 # --- context --------------------------------------------------------------------------------------
-
-_LOG = logging.getLogger(__name__)
 
 
 class ReadContext(Struct, frozen=True):

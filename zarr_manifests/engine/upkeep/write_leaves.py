@@ -644,7 +644,7 @@ def _cut(
     held = [(leaf.part.box, leaf.part.count) for leaf in old] + outside.held
     for region in batches(held, heap.rows, layout.cell):
         near = [leaf for leaf in base.placed_in(node_id, region) if leaf.key in replaced]
-        cells = {tuple(at) for at in (_inside(first, region) // layout.cell).tolist()}
+        cells = {tuple(at) for at in (first[region.holds(first)] // layout.cell).tolist()}
         if not near and not cells:
             continue
         there = _coords_there(context, heap, node_id, near, region)
@@ -656,7 +656,7 @@ def _cut(
             parts = cut(node_id, coords, layout, boxes, staying)
             # Inside a leaf, a reader ignores everything older than the leaf.
             whole = merge is not None and merge.whole
-            inside = () if whole else (_inside(pending, part.box) for part in parts)
+            inside = () if whole else (pending[part.box.holds(pending)] for part in parts)
             more = _joined(coords, *inside)
             if len(more) == len(coords):
                 yield from parts
@@ -694,10 +694,6 @@ def _joined(*coords: IndexArray) -> IndexArray:
     linear = np.concatenate([box.ravel(one) for one in some])
     linear.sort(kind="stable")  # fast, since it consists of few ascending runs
     return box.unravel(linear[np.append(True, linear[1:] > linear[:-1])])
-
-
-def _inside(coords: IndexArray, box: Box) -> IndexArray:
-    return coords[((coords >= box.lo) & (coords < box.hi)).all(axis=1)]
 
 
 def _in_cells(coords: IndexArray, layout: Layout, cells: Collection[Coords]) -> IndexArray:
