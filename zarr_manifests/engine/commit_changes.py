@@ -194,9 +194,9 @@ def _landed(
     """Commit the changes, made on top of `view`, without staged chunks among them."""
     context, keys = workspace.context, workspace.keys
     prepared = _prepare(context, view, changes, keys, request)
-    fetch = partial(rows_of, context.objects)
     with suppress(CorruptObjectError, MissingChunkError):  # then it is computed on the tip
-        effect = effect_of(prepared.delta, prepared.tables, view, fetch)  # not in the turn
+        # Not in the turn.
+        effect = effect_of(prepared.delta, prepared.tables, view, context.objects)
         prepared = replace(prepared, effect=effect)
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
@@ -337,8 +337,7 @@ def _place(
     entry = DeltaEntry.of(prepared.snapshot.log, delta, sequence, prepared.coordinates)
     effect = prepared.effect
     if effect is None:
-        fetch = partial(rows_of, context.objects)
-        effect = effect_of(delta, prepared.tables, parent, fetch)
+        effect = effect_of(delta, prepared.tables, parent, context.objects)
     entry = replace(entry, counts=effect.counts, zones=prepared.zones)
     marks, page, more = marks_after(context, tip, request.txn, request.steps, keys)
     snapshot = replace(

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.change_set import Rows, Spilled
-from zarr_manifests.engine.metadata import NotAtHandError
+from zarr_manifests.engine.change_set import Rows, Spilled, rows_of
+from zarr_manifests.engine.metadata import NotAtHandError, ObjectReader
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -228,16 +228,16 @@ def effect_of(
     delta: Delta,
     tables: Mapping[bytes, Sequence[Rows]],
     view: SnapshotView,
-    fetch: Callable[[Rows], ChunkTable],
+    objects: ObjectReader,
 ) -> Effect:
     """How a commit with this delta changes the numbers of the view.
 
-    `tables` are the delta's; `fetch` returns those that are not in memory.
+    `tables` are the delta's; those that are not in memory are among the objects.
     """
     touched = _touched(view, delta, {*tables, *delta.truncated})
     amounts = _amounts_among(view, touched)
     nodes = {n.node_id: n for n in touched.before.values()} if view.pages else view.by_id
-    counts = _Counter(view, nodes, amounts, fetch).counts(delta, tables, touched.after.values())
+    counts = _Counter(view, nodes, amounts, objects).counts(delta, tables, touched.after.values())
     paths = () if view.pages is None else touched.before.keys()
     return Effect(counts, view, amounts, paths)
 
@@ -264,11 +264,11 @@ class _Counter:
         view: SnapshotView,
         nodes: Mapping[bytes, Node],
         amounts: Mapping[bytes, Amount],
-        fetch: Callable[[Rows], ChunkTable],
+        objects: ObjectReader,
     ) -> None:
         self._view = view
         self._nodes = nodes
-        self._fetch = fetch
+        self._objects = objects
         self._at_hand = view.at_hand()
         self._amounts = amounts
         self._boxes: dict[bytes, list[tuple[Box, int]]] = {}
@@ -313,7 +313,7 @@ class _Counter:
             if not isinstance(rows, Spilled):
                 continue
             if any(box.overlaps(rows.box) for box in boxes):
-                change += self._laid_over(node_id, cut, [self._fetch(rows)], new=False)
+                change += self._laid_over(node_id, cut, [rows_of(self._objects, rows)], new=False)
             else:
                 change += Amount(len(rows) - rows.unset, rows.nbytes)
         return change.to_count(node_id, Counted.WHOLE if whole else Counted.EXACT)
