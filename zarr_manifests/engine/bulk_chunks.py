@@ -199,7 +199,7 @@ def _chunks_at(
         raise InvalidArgumentError(
             f"{coords!r} are not coordinates of chunks: give {grid.ndim} whole numbers for each"
         )
-    coords = coords[((coords >= 0) & (coords < np.array(grid.hi, np.int64))).all(axis=1)]
+    coords = coords[grid.holds(coords)]
     table = _chunks_in(contents, node, Box.around_coords(coords)) if len(coords) else None
     return None if table is None else pick(table, coords)
 
@@ -385,7 +385,9 @@ class ChunkFetch:
         """Whether chunks of these rows are in files elsewhere that are read by requests."""
         virtual = rows[self._table.kind[rows] == RefKind.VIRTUAL]
         sources = np.unique(self._table.source[virtual]).tolist()
-        return any(self._reader.is_remote(self._table.virtual[source]) for source in sources)
+        return any(
+            self._reader.virtual.is_remote(self._table.virtual[source]) for source in sources
+        )
 
     def _kept(self, row: int) -> bytes | None:
         """The chunk in the cache, if it is there."""
@@ -397,7 +399,7 @@ class ChunkFetch:
         ref = self._table.ref(row)
         try:
             if isinstance(ref, VirtualRef):
-                span = self._reader.read_elsewhere(ref.source, request.start, request.length)
+                span = self._reader.virtual.read_bytes(ref.source, request.start, request.length)
                 return span if len(span) == request.length else None
             assert isinstance(ref, NativeRef)
             return self._context.storage.get(ref.key, request.start, request.length)

@@ -270,11 +270,6 @@ class ChunkCache:
         self._kept = DecodedCache(bounds, runtime, meter)
         self._meter = meter
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the kept chunks take."""
-        return self._kept.nbytes
-
     def find(self, ref: NativeRef | VirtualRef) -> bytes | None:
         """The chunk's bytes; None if they are not cached."""
         data: bytes | None = self._kept.find(_name(ref))

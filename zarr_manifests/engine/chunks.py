@@ -335,8 +335,8 @@ class ChunkReader:
         self._far = (
             None if self._inline else CoalescedReads(storage.get_async, storage.capabilities)
         )
-        self._virtual = VirtualReader(containers or Containers())
-        self._elsewhere = CoalescedReads(self._virtual.read_source, REMOTE_CAPABILITIES)
+        self.virtual = VirtualReader(containers or Containers())
+        self._elsewhere = CoalescedReads(self.virtual.read_source, REMOTE_CAPABILITIES)
         self._snapshot_id = snapshot_id
         self._cache = cache
         far = REMOTE_CAPABILITIES if self._inline else storage.capabilities
@@ -360,7 +360,7 @@ class ChunkReader:
             if isinstance(ref, VirtualRef):
                 if (kept := self.cached(ref)) is not None:
                     return kept[start : start + length]
-                data = self._virtual.read(ref, start, length)
+                data = self.virtual.read(ref, start, length)
                 self.keep(ref, data)
                 return data
             return ref.data[start : start + length]
@@ -403,7 +403,7 @@ class ChunkReader:
         """
         if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
-        if isinstance(ref, VirtualRef) and length and self._virtual.is_remote(ref.source):
+        if isinstance(ref, VirtualRef) and length and self.virtual.is_remote(ref.source):
             if (kept := self.cached(ref)) is not None:
                 return kept[start : start + length]
             known = await self._ahead.take(ref) if length == ref.length else None
@@ -411,7 +411,7 @@ class ChunkReader:
                 data = bytes(known)
             else:
                 data = await self._elsewhere.get(ref.source, ref.offset + start, length)
-            self.keep(ref, self._virtual.checked(ref, data, length))
+            self.keep(ref, self.virtual.checked(ref, data, length))
             return data
         if isinstance(ref, VirtualRef) or (length >= _LARGE_BYTES and self._inline):
             import asyncio
@@ -440,7 +440,7 @@ class ChunkReader:
         def is_due(ref: NativeRef | VirtualRef) -> bool:
             if isinstance(ref, VirtualRef):
                 if ref.source not in remote:
-                    remote[ref.source] = self._virtual.is_remote(ref.source)
+                    remote[ref.source] = self.virtual.is_remote(ref.source)
                 if not remote[ref.source]:
                     return False
             elif self._inline:
@@ -452,21 +452,13 @@ class ChunkReader:
 
     def _read_span(self, ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
         if isinstance(ref, VirtualRef):
-            return self._virtual.read_bytes(ref.source, start, length)
+            return self.virtual.read_bytes(ref.source, start, length)
         return self._storage.get(ref.key, start, length)
 
     async def _read_span_async(self, ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
         if isinstance(ref, VirtualRef):
-            return await self._virtual.read_source(ref.source, start, length)
+            return await self.virtual.read_source(ref.source, start, length)
         return await self._storage.get_async(ref.key, start, length)
-
-    def read_elsewhere(self, source: VirtualSource, start: int, length: int) -> bytes:
-        """Return bytes of a file elsewhere, fewer at its end. Errors are those of `read`."""
-        return self._virtual.read_bytes(source, start, length)
-
-    def is_remote(self, source: VirtualSource) -> bool:
-        """Whether it takes requests to read the source."""
-        return self._virtual.is_remote(source)
 
     def cached(self, ref: NativeRef | VirtualRef) -> bytes | None:
         """The chunk's bytes in the cache; None if they are not there, or there is no cache.
@@ -490,7 +482,7 @@ class ChunkReader:
         if isinstance(ref, NativeRef):
             return True
         known = ref.crc32c is not None or ref.source.is_dated
-        return self._virtual.is_remote(ref.source) and known
+        return self.virtual.is_remote(ref.source) and known
 
     def _missing(self, ref: NativeRef) -> MissingChunkError:
         error = MissingChunkError(

@@ -285,14 +285,9 @@ class Refs:
     """
 
     def __init__(self, context: Context, opened_at: RootAt | None = None) -> None:
-        self._context = context
+        self.context = context
         now_s = context.runtime.monotonic_s()
         self._opened_at = None if opened_at is None else (now_s, opened_at)
-
-    @property
-    def context(self) -> Context:
-        """The repository."""
-        return self._context
 
     # --- finding snapshots -------------------------------------------------------------------
 
@@ -323,7 +318,7 @@ class Refs:
             found = self.resolve(version, first=first)
             if follow and not found.moves:
                 raise InvalidArgumentError("follow goes with a branch only; nothing else moves")
-            return found, self._context.open_branch(found.at)
+            return found, self.context.open_branch(found.at)
 
         return opened(attempt)
 
@@ -340,7 +335,7 @@ class Refs:
             If there is no snapshot of that id.
         """
         if version is not None and is_snapshot_id(VersionName.checked(version)):
-            return Found(Branch(snapshot_ref(self._context, version), None))
+            return Found(Branch(snapshot_ref(self.context, version), None))
         return self._in(self._first_root() if first else self._root(), version)
 
     def begin(self, branch: str, *, claim: bool = False) -> tuple[int, SnapshotView]:
@@ -355,14 +350,14 @@ class Refs:
         UnsupportedStorageError
             If the storage cannot compare-and-swap.
         """
-        roots, storage = self._context.roots, self._context.storage
+        roots, storage = self.context.roots, self.context.storage
         if not storage.capabilities.cas:
             raise UnsupportedStorageError(
                 f"{storage.url} cannot compare-and-swap; the repository is read-only there"
             )
 
         def head_in(at: RootAt) -> tuple[int, SnapshotView]:
-            return at.root.version, self._context.open_branch(roots.branch(at.root, branch))
+            return at.root.version, self.context.open_branch(roots.branch(at.root, branch))
 
         return opened(lambda: head_in(claim_branch(roots, branch) if claim else roots.read()))
 
@@ -377,7 +372,7 @@ class Refs:
 
         def at_head() -> dict[str, int]:
             head = self.resolve(HEADS + branch).at.head
-            return marks_of(self._context, self._context.objects.load(head, Snapshot))
+            return marks_of(self.context, self.context.objects.load(head, Snapshot))
 
         return dict(sorted(opened(at_head).items()))
 
@@ -414,7 +409,7 @@ class Refs:
         At most `limit` of them; all if it is None. Each is a position among entries.
         """
         most = _check_limit(limit)
-        context, root = self._context, self._first_root()
+        context, root = self.context, self._first_root()
         found_at = self._in(root, version)
         start, floor = found_at.at, found_at.at.floor
         if found_at.branch is None:
@@ -435,19 +430,19 @@ class Refs:
         """The snapshot that the caller names, as of this root."""
         shown = DEFAULT_BRANCH if version is None else version
         parsed = VersionName.parse(shown)
-        found = found_by_name(self._context, root, parsed.name)
-        return before(self._context, root, found, shown, parsed)
+        found = found_by_name(self.context, root, parsed.name)
+        return before(self.context, root, found, shown, parsed)
 
     def _root(self) -> Root:
-        return self._context.roots.read().root
+        return self.context.roots.read().root
 
     def _first_root(self) -> Root:
         """The current root; right after `open`, the one that `open` has read."""
         opened_at, self._opened_at = self._opened_at, None
         if opened_at is not None:
             read_s, at = opened_at
-            recent = 0 <= self._context.runtime.monotonic_s() - read_s <= _FRESH_S
-            if recent and self._context.roots.undisturbed(at):
+            recent = 0 <= self.context.runtime.monotonic_s() - read_s <= _FRESH_S
+            if recent and self.context.roots.undisturbed(at):
                 return at.root
         return self._root()
 
@@ -455,7 +450,7 @@ class Refs:
 
     def branches(self) -> dict[str, str]:
         """Snapshot id of every branch's head, by name."""
-        branches = self._context.roots.whole(self._root()).branches
+        branches = self.context.roots.whole(self._root()).branches
         return {name: snapshot_id_of(b.head.key) for name, b in sorted(branches.items())}
 
     def create_branch(self, name: str, version: str | None) -> None:
@@ -512,8 +507,8 @@ class Refs:
 
     def _comes_after(self, new: Branch, old: Branch) -> bool:
         """Whether the head of `old` is in the history of the head of `new`."""
-        lowest = self._context.objects.load(old.head, Snapshot).sequence
-        for ref, snapshot in ancestors(self._context, new.head, new.floor):
+        lowest = self.context.objects.load(old.head, Snapshot).sequence
+        for ref, snapshot in ancestors(self.context, new.head, new.floor):
             if ref.key == old.head.key:
                 return True
             if snapshot.sequence < lowest:  # sequences only grow along the history
@@ -536,7 +531,7 @@ class Refs:
 
     def tags(self) -> dict[str, str]:
         """Snapshot id of every tag, by name."""
-        tags = self._context.roots.whole(self._root()).tags
+        tags = self.context.roots.whole(self._root()).tags
         return {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())}
 
     def create_tag(self, name: str, version: str | None) -> None:
@@ -582,14 +577,14 @@ class Refs:
         leaves: bool = False,
     ) -> None:
         what = change, operation, name, snapshot_id or "", REF_ATTEMPTS
-        self._context.roots.update(*what, leaves=leaves)
+        self.context.roots.update(*what, leaves=leaves)
 
     def _at(self, root: Root, snapshot_id: str | None) -> Branch:
         """A new branch at that snapshot, which must be there as of this root, and stay there."""
         main = root.branches[DEFAULT_BRANCH]
         if snapshot_id is None:
             return replace(main, epoch=0)
-        ref, snapshot, floor = find_kept(self._context, root, snapshot_id)
+        ref, snapshot, floor = find_kept(self.context, root, snapshot_id)
         # An index holds for any branch; leaves it does not know are not used.
         return Branch(
             ref.bare(), snapshot.base, floor=floor, ahead=snapshot.ahead, index=main.index
