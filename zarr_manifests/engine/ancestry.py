@@ -731,7 +731,11 @@ def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
         If it does not exist, or a collection deletes parts of it.
     """
     ref = snapshot_ref(context, snapshot_id)
-    floors = _floors(context, root)
+    # All snapshots in history, with the floor of a history they are in.
+    floors: dict[str, str | None] = {}
+    for start, floor in starts(context, root):
+        for older, _ in ages(context, start, floor):
+            floors.setdefault(older.key, floor)
     found = _in_a_version_since(context, root, snapshot_id)
     found = found or _uncollected(context, root, ref, floors)
     if found is None:
@@ -761,9 +765,7 @@ def left_ids(context: ReadContext, root: Root, known: Set[str]) -> set[str]:
     for entry in logged(context, root):
         operation, _, left = entry.operation.partition(" from ")
         found |= {entry.snapshot, left}
-        if left and not operation.startswith(
-            "amend "
-        ):  # the one before an amended commit is still there
+        if left and not operation.startswith("amend "):  # what is before that is still there
             heads.append(left)
     walked: set[str] = set()
     for head in dict.fromkeys(heads):
@@ -775,15 +777,6 @@ def left_ids(context: ReadContext, root: Root, known: Set[str]) -> set[str]:
                 if not known.isdisjoint(part.ids):
                     break
     return {name for name in found | walked if name} - known
-
-
-def _floors(context: ReadContext, root: Root) -> dict[str, str | None]:
-    """All snapshots in history, by key, with the floor of a history they are in."""
-    floors: dict[str, str | None] = {}
-    for start, floor in starts(context, root):
-        for older, _ in ages(context, start, floor):
-            floors.setdefault(older.key, floor)
-    return floors
 
 
 # --- in history since the last collection -------------------------------------------------------

@@ -127,8 +127,12 @@ def changes_between(
         commits, before = commits_between(context, start, end, floor)
         view = None if before is None else context.open_view(before)
     read = _log if mode == "log" else _net
-    records = read(context, view, commits)
-    return _guarded(context, start, end, records)
+
+    def records() -> Iterator[Change]:
+        with if_expired(context, start, end):  # some of the range may expire meanwhile
+            yield from read(context, view, commits)
+
+    return records()
 
 
 def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
@@ -207,14 +211,6 @@ def _net(
         return chunks_there(before, node_id, coords)
 
     yield from net.changes(there)
-
-
-def _guarded(
-    context: ReadContext, start: str | None, end: BlobRef, records: Iterator[Change]
-) -> Iterator[Change]:
-    """The records; raises `HistoryExpiredError` if some of the range expires meanwhile."""
-    with if_expired(context, start, end):
-        yield from records
 
 
 @contextmanager

@@ -170,19 +170,13 @@ def hold(
     try:
         yield lease
     finally:
-        if lease.kept:
-            _leave_behind(context, held)
-        else:
+        if not lease.kept:
             give_up(context, held)
-
-
-def _leave_behind(context: Context, held: Held) -> None:
-    """Renew the lease for the last time; a parent process goes on renewing its own."""
-    if not held.is_inherited:
-        try:
-            renew_all(context)
-        finally:
-            context.heart.drop(held)
+        elif not held.is_inherited:  # a parent process goes on renewing its own
+            try:
+                renew_all(context)  # for the last time
+            finally:
+                context.heart.drop(held)
 
 
 def checked_timeout_ms(timeout: timedelta | float) -> int:

@@ -42,7 +42,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -158,11 +157,11 @@ class RefsAhead:
     def _fetch(self, view: SnapshotView, node: Node, coords: Coords, most: int) -> None:
         """Begin to fetch the tables that have the refs after this chunk."""
         assert node.array is not None
-        fetch = partial(view.following, node.node_id, coords, most, node.array.grid, fetch=True)
+        grid = node.array.grid
 
         def run() -> None:
             with suppress(ManifestsError):  # who reads a chunk gets the error
-                fetch()
+                view.following(node.node_id, coords, most, grid, fetch=True)
 
         with suppress(RuntimeError):  # no more threads: the program is ending
             self._runtime.background(run)

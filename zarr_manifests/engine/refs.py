@@ -66,8 +66,7 @@ def paged_marks(context: ReadContext, snapshot: Snapshot) -> MarksPage:
     """The page with the marks that the snapshot has no room for; empty if it has no page."""
     if snapshot.marks_page is None:
         return MarksPage({})
-    page: MarksPage = context.objects.load(snapshot.marks_page, MarksPage)
-    return page
+    return context.objects.load(snapshot.marks_page, MarksPage)
 
 
 def marks_of(context: ReadContext, snapshot: Snapshot) -> dict[str, int]:

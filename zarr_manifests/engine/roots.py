@@ -6,7 +6,7 @@ The swap is the only linearization point of the repository. The protocol:
    exists, the archive of v+1 does too.
 2. The swap is one compare-and-swap with a fresh random write id.
 3. A root that would be too large moves refs and leases to pages (`planning.packing`), which
-   are written before the swap. `with_branch`, `with_tag`, `with_leases` and `whole` find them
+   are written before the swap. `with_branch`, `with_ref`, `with_leases` and `whole` find them
    there.
 4. If a swap fails, or its answer is lost, the root is read again. The swap was a success if the
    root has our write id, its log has our operation's id, or the archive of our version has our
@@ -318,10 +318,6 @@ class RootReader:
         """The root with that branch, loaded from a page if necessary."""
         return self._with(root, name, ["branches"], name)
 
-    def with_tag(self, root: Root, name: str) -> Root:
-        """The root with that tag, loaded from a page if necessary."""
-        return self._with(root, name, ["tags"], name)
-
     def with_ref(self, root: Root, name: str) -> Root:
         """The root with the branch and the tag of that name, loaded from pages if necessary."""
         return self._with(root, name, ["branches", "tags"], name)
@@ -332,7 +328,7 @@ class RootReader:
 
     def tag(self, root: Root, name: str) -> BlobRef:
         """The snapshot that the tag points to; raises `NotFoundError` if there is no such tag."""
-        return known_ref(self.with_tag(root, name).tags, name, "tag")
+        return known_ref(self._with(root, name, ["tags"], name).tags, name, "tag")
 
     def around(self, root: Root, name: str) -> Root:
         """The root with all refs of the pages in which that name would be."""

@@ -215,10 +215,9 @@ def _touched(
 
 def _amounts_among(view: SnapshotView, touched: _Touched) -> dict[bytes, Amount]:
     """The amounts of all nodes, or with pages of the touched ones; loads no other page."""
-    before = [node.node_id for node in touched.before.values()]
     if view.pages is None:
         return amounts_of(view)
-    counts = _counted(view.counts_among(before))
+    counts = _counted(view.counts_among(node.node_id for node in touched.before.values()))
     found = _laid_over(counts, view.base_sequence, view.snapshot.deltas)
     ids = {node.node_id for node in (*touched.before.values(), *touched.after.values())}
     return {node_id: amount for node_id, amount in found.items() if node_id in ids}

@@ -63,16 +63,6 @@ UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
 """What an index that cannot be read raises."""
 
 
-def index_pointer(context: ReadContext, branch: str | None = None) -> BlobRef | None:
-    """The index directory of the branch (default `main`), as of the newest root seen.
-
-    It is valid for any snapshot: another branch's index has fewer entries for it, never wrong ones.
-    """
-    name = "main" if branch is None else branch
-    tip = context.roots.with_branch(context.roots.latest.root, name).branches.get(name)
-    return None if tip is None else tip.index
-
-
 def index_directory(context: ReadContext, pointer: BlobRef | None) -> IndexDirectory:
     """The directory at the pointer; an empty one if it cannot be read."""
     return usable(context, pointer, IndexDirectory) or IndexDirectory({})  # it can be rebuilt
@@ -170,9 +160,12 @@ def zones_of(
 ) -> KnownZones:
     """The zone maps of the snapshot, and the lists of pages of these arrays, in two rounds.
 
-    It uses the index of the branch, or of `main` if none is given.
+    It uses the index of the branch, or of `main` if none is given, as of the newest root seen. An
+    index is valid for any snapshot: another branch's has fewer entries for it, never wrong ones.
     """
-    found = KnownZones.of(context, view.snapshot.deltas, index_pointer(context, branch))
+    roots, name = context.roots, "main" if branch is None else branch
+    tip = roots.with_branch(roots.latest.root, name).branches.get(name)
+    found = KnownZones.of(context, view.snapshot.deltas, None if tip is None else tip.index)
     context.runtime.parallel([partial(found.pages, node_id) for node_id in node_ids])
     return found
 

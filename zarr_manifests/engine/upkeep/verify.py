@@ -444,18 +444,13 @@ def _snapshots(context: ReadContext, whole: Root, found: _Findings) -> Iterator[
     main = {"main": whole.branches["main"]} if "main" in whole.branches else {}
     parts.append(replace(whole, branches=main))
     for part in parts:
-        line = live_snapshots(context, part)
         last = ""
-        while True:
-            try:
-                ref, *_ = next(line)
-            except StopIteration:
-                break
-            except (CorruptObjectError, ManifestsError) as error:
-                found.add(f"history after {last}" if last else "history", error)
-                break
-            last = ref.key
-            yield ref
+        try:
+            for ref, *_ in live_snapshots(context, part):
+                last = ref.key
+                yield ref
+        except ManifestsError as error:
+            found.add(f"history after {last}" if last else "history", error)
 
 
 def _load(context: ReadContext, found: _Findings, link: Link) -> Any:
