@@ -102,12 +102,7 @@ class LoggedCommit(Struct, frozen=True):
 
 
 def changes_between(
-    context: ReadContext,
-    start: str | None,
-    end: BlobRef,
-    mode: Mode,
-    *,
-    floor: str | None = None,
+    context: ReadContext, start: str | None, end: BlobRef, mode: Mode, *, floor: str | None = None
 ) -> Iterator[Change]:
     """The changes of the commits after snapshot `start` (None: all) up to the one at `end`.
 
@@ -141,10 +136,7 @@ def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.
 
 
 def commits_between(
-    context: ReadContext,
-    start: str | None,
-    end: BlobRef,
-    floor: str | None = None,
+    context: ReadContext, start: str | None, end: BlobRef, floor: str | None = None
 ) -> tuple[list[LoggedCommit], BlobRef | None]:
     """The commits, oldest first, and the snapshot before the first of them.
 
@@ -186,9 +178,7 @@ def _check_logs(context: ReadContext, snapshots: list[Snapshot]) -> None:
 
 
 def _log(
-    context: ReadContext,
-    before: SnapshotView | None,
-    commits: list[LoggedCommit],
+    context: ReadContext, before: SnapshotView | None, commits: list[LoggedCommit]
 ) -> Iterator[Change]:
     nodes = NodeTable(() if before is None else before.nodes.values())
     for commit in counted("reading commits", commits):
@@ -197,9 +187,7 @@ def _log(
 
 
 def _net(
-    context: ReadContext,
-    before: SnapshotView | None,
-    commits: list[LoggedCommit],
+    context: ReadContext, before: SnapshotView | None, commits: list[LoggedCommit]
 ) -> Iterator[Change]:
     net = Net.since(() if before is None else before.nodes.values())
     for commit in counted("reading commits", commits):

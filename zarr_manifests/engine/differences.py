@@ -315,12 +315,7 @@ def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef)
 _NOBODY: Final = bytes(COMMIT_ID_BYTES)
 
 
-def net_changes(
-    context: ReadContext,
-    root: Root,
-    old: SnapshotView,
-    new: SnapshotView,
-) -> Delta:
+def net_changes(context: ReadContext, root: Root, old: SnapshotView, new: SnapshotView) -> Delta:
     """What makes the one snapshot into the other; it is no commit's.
 
     `progress` is told how many commits since they part were read.

@@ -273,11 +273,7 @@ def _write_values(workspace: Workspace, path: str, references: References) -> No
 
 
 def _table(
-    workspace: Workspace,
-    node: Node,
-    references: References,
-    rows: IndexArray,
-    index: IndexArray,
+    workspace: Workspace, node: Node, references: References, rows: IndexArray, index: IndexArray
 ) -> ChunkTable:
     assert node.array is not None
     order = np.argsort(node.array.grid.ravel(index), kind="stable")

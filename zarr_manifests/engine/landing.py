@@ -334,10 +334,7 @@ def _placed(
     after, key = version.after, keys.next("snapshots")
     history, uploads = _history(context, version, keys)
     snapshot = replace(
-        version.snapshot,
-        snapshot_id=snapshot_id_of(key),
-        parent=after.ref.bare(),
-        history=history,
+        version.snapshot, snapshot_id=snapshot_id_of(key), parent=after.ref.bare(), history=history
     ).with_delta_copies(known := {each.key: each.data for each in version.uploads})
     if needs_digest(snapshot):
         snapshot, digest = _with_digest(context, version, snapshot, keys)
@@ -596,11 +593,7 @@ def check_now(context: Context, branch: str, txn: Txn) -> None:
 
 
 def check_marks(
-    context: Context,
-    root: Root,
-    branch: str,
-    txn: Txn | None,
-    steps: tuple[MarkStep, ...] = (),
+    context: Context, root: Root, branch: str, txn: Txn | None, steps: tuple[MarkStep, ...] = ()
 ) -> None:
     """Raise if the marks of the branch's head do not allow the commit.
 
@@ -663,11 +656,7 @@ def _check_txn(context: Context, tip: Branch, head: Snapshot, txn: Txn, branch: 
 
 
 def marks_after(
-    context: Context,
-    tip: Snapshot,
-    txn: Txn | None,
-    steps: tuple[MarkStep, ...],
-    keys: SessionKeys,
+    context: Context, tip: Snapshot, txn: Txn | None, steps: tuple[MarkStep, ...], keys: SessionKeys
 ) -> tuple[Mapping[str, int], BlobRef | None, list[Upload]]:
     """The marks of a snapshot that comes after `tip`, or replaces it.
 

@@ -181,12 +181,7 @@ class Merge:
                 del theirs.tables[node_id]
 
     def _uncontested(
-        self,
-        before: ChangeSet,
-        theirs: ChangeSet,
-        node_id: bytes,
-        rows: Rows,
-        near: Sequence[Rows],
+        self, before: ChangeSet, theirs: ChangeSet, node_id: bytes, rows: Rows, near: Sequence[Rows]
     ) -> list[Rows]:
         """The rows that the session has not changed; the others become single refs."""
         table = theirs.rows(rows)

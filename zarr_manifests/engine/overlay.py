@@ -146,10 +146,7 @@ class SessionView:
         self.start_at(view, keys, changes)
 
     def start_at(
-        self,
-        view: SnapshotView,
-        keys: SessionKeys | None = None,
-        changes: ChangeSet | None = None,
+        self, view: SnapshotView, keys: SessionKeys | None = None, changes: ChangeSet | None = None
     ) -> None:
         """Start from this snapshot, with these changes or none."""
         self.keys = keys

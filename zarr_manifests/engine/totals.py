@@ -224,10 +224,7 @@ def _amounts_among(view: SnapshotView, touched: _Touched) -> dict[bytes, Amount]
 
 
 def effect_of(
-    delta: Delta,
-    tables: Mapping[bytes, Sequence[Rows]],
-    view: SnapshotView,
-    objects: ObjectReader,
+    delta: Delta, tables: Mapping[bytes, Sequence[Rows]], view: SnapshotView, objects: ObjectReader
 ) -> Effect:
     """How a commit with this delta changes the numbers of the view.
 
@@ -273,10 +270,7 @@ class _Counter:
         self._boxes: dict[bytes, list[tuple[Box, int]]] = {}
 
     def counts(
-        self,
-        delta: Delta,
-        tables: Mapping[bytes, Sequence[Rows]],
-        nodes: Iterable[Node],
+        self, delta: Delta, tables: Mapping[bytes, Sequence[Rows]], nodes: Iterable[Node]
     ) -> tuple[Count, ...]:
         """How the delta with these chunk tables changes each node's chunks.
 

@@ -526,11 +526,7 @@ class ReadContext(Struct, frozen=True):
 
     @classmethod
     def unshared(
-        cls,
-        repository_id: str,
-        storage: ReadableStorage,
-        runtime: Runtime,
-        config: Config,
+        cls, repository_id: str, storage: ReadableStorage, runtime: Runtime, config: Config
     ) -> ReadContext:
         """The same repository with empty caches of its own."""
         objects, roots = ObjectReader(storage, runtime), RootReader(storage, runtime)

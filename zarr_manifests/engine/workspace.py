@@ -575,11 +575,7 @@ def _steps(offset: object) -> Coords | None:
     return tuple(map(int, steps)) if all(whole) else None
 
 
-def reindex_chunks(
-    workspace: Workspace,
-    path: str,
-    places: Places,
-) -> None:
+def reindex_chunks(workspace: Workspace, path: str, places: Places) -> None:
     """Move the chunks of an array to where `places` says."""
     with workspace.lock:
         node, meta = _array(workspace, path)

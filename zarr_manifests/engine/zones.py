@@ -99,10 +99,7 @@ class KnownZones(Struct, frozen=True):
 
     @classmethod
     def of(
-        cls,
-        context: ReadContext,
-        entries: Iterable[DeltaEntry],
-        index: BlobRef | None = None,
+        cls, context: ReadContext, entries: Iterable[DeltaEntry], index: BlobRef | None = None
     ) -> KnownZones:
         """Those of these deltas and runs, and in pages those of an index; fetched in one round."""
         calls: list[Callable[[], IndexDirectory | Zones | None]] = [
@@ -153,10 +150,7 @@ class KnownZones(Struct, frozen=True):
 
 
 def zones_of(
-    context: ReadContext,
-    view: SnapshotView,
-    node_ids: Collection[bytes],
-    branch: str | None = None,
+    context: ReadContext, view: SnapshotView, node_ids: Collection[bytes], branch: str | None = None
 ) -> KnownZones:
     """The zone maps of the snapshot, and the lists of pages of these arrays, in two rounds.
 

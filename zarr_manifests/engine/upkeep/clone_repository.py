@@ -248,10 +248,7 @@ _AHEAD: Final = 1_000_000
 
 
 def clone(
-    context: Context,
-    storage: Storage,
-    history: str | None,
-    branches: Iterable[str] | None,
+    context: Context, storage: Storage, history: str | None, branches: Iterable[str] | None
 ) -> CloneReport:
     """Copy the branches, by default all, and their tags to the other storage.
 

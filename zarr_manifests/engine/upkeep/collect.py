@@ -555,10 +555,7 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
 
 
 def _cut(
-    context: ReadContext,
-    branch: Branch,
-    retention: Retention,
-    leased: frozenset[str],
+    context: ReadContext, branch: Branch, retention: Retention, leased: frozenset[str]
 ) -> _Cut:
     line, parent = [], None
     for ref, snapshot in ages(context, branch.head, branch.floor):
@@ -637,11 +634,7 @@ _MIN_LIVE = 0.5
 
 
 def clean(
-    context: Context,
-    keep: int | timedelta | None,
-    grace: timedelta,
-    *,
-    dry_run: bool,
+    context: Context, keep: int | timedelta | None, grace: timedelta, *, dry_run: bool
 ) -> CollectionReport:
     """Expire all but the snapshots to keep (a count, an age, or as configured), and collect."""
     by_age = keep if isinstance(keep, timedelta) else None

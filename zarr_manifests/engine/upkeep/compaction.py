@@ -432,10 +432,7 @@ def _places(snapshot: Snapshot, count: int) -> tuple[str | None, list[str]]:
 
 
 def roll_up(
-    context: ReadContext,
-    view: SnapshotView,
-    entries: Sequence[DeltaEntry],
-    keys: SessionKeys,
+    context: ReadContext, view: SnapshotView, entries: Sequence[DeltaEntry], keys: SessionKeys
 ) -> tuple[DeltaEntry, list[Upload]]:
     """Merge neighbours of the view's read list; return the run's entry and objects to upload."""
     wanted: list[Wanted] = [(entry.log, Delta) for entry in entries]
@@ -506,12 +503,7 @@ _OVERDUE: Final = 4
 
 
 def compact(
-    context: Context,
-    branch: str,
-    mode: str,
-    *,
-    dry_run: bool,
-    run: Run | None = None,
+    context: Context, branch: str, mode: str, *, dry_run: bool, run: Run | None = None
 ) -> CompactionReport:
     """Compact a branch on request, shutting out running compactions.
 

@@ -322,10 +322,7 @@ def _outside(view: SnapshotView, node_id: bytes, boxes: Sequence[Box]) -> Iterat
 
 
 def compute_statistics(
-    context: Context,
-    paths: Sequence[str] | None,
-    branch: str,
-    run: Run | None = None,
+    context: Context, paths: Sequence[str] | None, branch: str, run: Run | None = None
 ) -> StatisticsReport:
     """Make the zone maps of these arrays, or of all, as they are on the branch.
 
@@ -344,10 +341,7 @@ def compute_statistics(
 
 
 def _compute(
-    context: Context,
-    paths: Sequence[str] | None,
-    branch: str,
-    run: Run | None,
+    context: Context, paths: Sequence[str] | None, branch: str, run: Run | None
 ) -> StatisticsReport:
     root = context.roots.with_branch(context.roots.read().root, branch)
     tip = context.roots.branch(root, branch)

@@ -98,8 +98,7 @@ def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> Re
             whole,
             branches={
                 name: replace(
-                    branch,
-                    epoch=restored_epoch(branch, whole.branches.get(name), root.version + 1),
+                    branch, epoch=restored_epoch(branch, whole.branches.get(name), root.version + 1)
                 )
                 for name, branch in old.branches.items()
             },
@@ -151,11 +150,7 @@ def _check_restorable(root: Root, version: int) -> None:
 
 
 def recover(
-    storage: Storage,
-    runtime: Runtime,
-    *,
-    dry_run: bool = False,
-    collections_ended: bool = False,
+    storage: Storage, runtime: Runtime, *, dry_run: bool = False, collections_ended: bool = False
 ) -> RecoveryReport:
     """Make a new root from the newest archive from which everything can be reached.
 

@@ -104,12 +104,7 @@ _MERGES: Final = 3
 
 
 def repack_chunks(
-    context: Context,
-    branch: str,
-    min_live: float,
-    *,
-    dry_run: bool,
-    run: Run = map,
+    context: Context, branch: str, min_live: float, *, dry_run: bool, run: Run = map
 ) -> CompactionReport:
     """Move the live chunks of a branch's head out of packs whose live part is below `min_live`.
 
@@ -471,9 +466,7 @@ def read_costs(context: Context, version: str | None) -> _Costs:
 
 
 def plan_layout(
-    context: Context,
-    config: Config | Mapping[str, Any],
-    version: str | None,
+    context: Context, config: Config | Mapping[str, Any], version: str | None
 ) -> ManifestLayout:
     """Return the layout that a full compaction with that configuration would give the snapshot.
 

@@ -421,9 +421,7 @@ def _check_history(
 
 
 def _check_counters(
-    context: ReadContext,
-    found: _Findings,
-    snapshots: Sequence[tuple[BlobRef, Snapshot]],
+    context: ReadContext, found: _Findings, snapshots: Sequence[tuple[BlobRef, Snapshot]]
 ) -> None:
     by_key = {ref.key: snapshot for ref, snapshot in snapshots}
     for ref, snapshot in counted("counting chunks", snapshots):

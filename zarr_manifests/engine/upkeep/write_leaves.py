@@ -386,11 +386,7 @@ class LeavesHere:
         return self._context.runtime.parallel(calls)
 
     def _encode(
-        self,
-        leaf: Part,
-        stack: Stack,
-        near: Sequence[PlacedLeaf],
-        tables: Sequence[ChunkTable],
+        self, leaf: Part, stack: Stack, near: Sequence[PlacedLeaf], tables: Sequence[ChunkTable]
     ) -> _Leaf:
         """The leaf: what leaves of the base and the pending changes say of its box."""
         box = leaf.box
