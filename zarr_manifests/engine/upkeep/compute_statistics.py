@@ -165,18 +165,13 @@ class _Due(Struct, frozen=True):
     missing: ChunkTable | None
 
 
-class _MeasureTask(Struct, frozen=True):
-    """Measures chunks in another process; can be pickled."""
-
-    state: ForkState
-
-    def measure(self, job: tuple[bytes, ChunkTable]) -> ZoneTable | None:
-        """The entries of the chunks in a table of the node."""
-        node_id, table = job
-        contents = revive_reader(self.state)
-        array = _MeasuredArray.of(contents, contents.view.by_id[node_id])
-        assert isinstance(array, _MeasuredArray)  # as the driver has found
-        return _measured(contents, array, table)
+def _measure(state: ForkState, job: tuple[bytes, ChunkTable]) -> ZoneTable | None:
+    """The entries of the chunks in a table of the node, measured in another process."""
+    node_id, table = job
+    contents = revive_reader(state)
+    array = _MeasuredArray.of(contents, contents.view.by_id[node_id])
+    assert isinstance(array, _MeasuredArray)  # as the driver has found
+    return _measured(contents, array, table)
 
 
 class _Measuring(Struct):
@@ -267,7 +262,7 @@ class _Measuring(Struct):
                 )
                 own += [] if zones is None else [zones]
             return found
-        task = _MeasureTask(freeze_reader(self.contents))
+        task = partial(_measure, freeze_reader(self.contents))
         jobs = [
             (number, part)
             for number, table in enumerate(missing)
@@ -275,7 +270,7 @@ class _Measuring(Struct):
             for part in split(table, size)
         ]
         items = [(array.node.node_id, part) for _, part in jobs]
-        for (number, part), zones in zip(jobs, self.run(task.measure, items), strict=True):
+        for (number, part), zones in zip(jobs, self.run(task, items), strict=True):
             found[number] += [] if zones is None else [zones]
             self._tell(len(part))
         return found

@@ -290,12 +290,12 @@ def write_in_tasks(
 ) -> WriteLeaves:
     """Writes manifests in other processes, about `_TASK_REFS` refs in a task."""
     state = freeze_reader(SessionView(context, heap.view))
-    task = _LeafTask(replace(state, start=keys.start, lineage=keys.lineage), index)
+    task = partial(_write, replace(state, start=keys.start, lineage=keys.lineage), index)
 
     def write(planned: Sequence[PlannedManifest]) -> Written:
         jobs = [*parts(planned, _REFS, _TASK_REFS)]
         result = Written()
-        for job, done in zip(jobs, run(task.write, jobs), strict=True):
+        for job, done in zip(jobs, run(task, jobs), strict=True):
             tell(sum(map(_REFS, job)))
             result.add(done)
         return result
@@ -303,24 +303,21 @@ def write_in_tasks(
     return write
 
 
-class _LeafTask(Struct, frozen=True):
-    """What tasks read, and under whose name they write; can be pickled."""
+def _write(state: ForkState, index: BlobRef | None, planned: Sequence[PlannedManifest]) -> Written:
+    """Write these manifests, and everything that belongs to them, in another process.
 
-    state: ForkState
-    index: BlobRef | None
-
-    def write(self, planned: Sequence[PlannedManifest]) -> Written:
-        """Write these manifests, and everything that belongs to them."""
-        contents = revive_reader(self.state)
-        context, view = contents.context, contents.view
-        assert isinstance(context, Context)  # as revived
-        keys = SessionKeys(self.state.start, SYSTEM, self.state.lineage)
-        with tallied_reads() as read:
-            zones = KnownZones.of(context, view.snapshot.deltas, self.index)
-            heap = Heap(view, view.index, (), context.meter)
-            written = LeavesHere(context, heap, keys, zones).write(planned)
-        written.bytes_read = sum(read)
-        return written
+    `state` is what it reads, and says under whose name it writes.
+    """
+    contents = revive_reader(state)
+    context, view = contents.context, contents.view
+    assert isinstance(context, Context)  # as revived
+    keys = SessionKeys(state.start, SYSTEM, state.lineage)
+    with tallied_reads() as read:
+        zones = KnownZones.of(context, view.snapshot.deltas, index)
+        heap = Heap(view, view.index, (), context.meter)
+        written = LeavesHere(context, heap, keys, zones).write(planned)
+    written.bytes_read = sum(read)
+    return written
 
 
 class _Leaf(Struct, frozen=True):
