@@ -370,8 +370,6 @@ class ChunkReader:
             data = self._storage.get(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:
             raise self._missing(ref) from error
-        if self._cache is None and len(data) == length == ref.length and crc32c(data) == ref.crc32c:
-            return data  # as `_checked` would say
         return self._checked(ref, data, start, length)
 
     def read_into(self, ref: StoredRef, room: memoryview) -> bool:
@@ -494,14 +492,16 @@ class ChunkReader:
         return error
 
     def _checked(self, ref: NativeRef, data: bytes, start: int, length: int) -> bytes:
-        if _problem(ref, data, start, length):
+        problem = _problem(ref, data, start, length)
+        if problem is not None:
             # The object may have been restored or deleted since its file was opened. So this opens
             # it once more, as reads to the end of an object do.
             try:
                 data = self._storage.get(ref.key, ref.offset + start)[:length]
             except ObjectNotFoundError as error:
                 raise self._missing(ref) from error
-        if problem := _problem(ref, data, start, length):
+            problem = _problem(ref, data, start, length)
+        if problem is not None:
             raise CorruptObjectError(
                 f"chunk object {ref.key} (offset {ref.offset}) of snapshot {self._snapshot_id} in "
                 f"{self._storage.url} {problem}; restore it from a backup, write the chunk again, "
