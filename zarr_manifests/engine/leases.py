@@ -240,20 +240,16 @@ def take(
     try:
         context.heart.add(held, runtime, partial(_beat, context))
     except RuntimeError as error:
-        _give_back(context, held)
+        try:
+            give_up(context, held)
+        except ManifestsError:
+            # Nobody renews it, so a collection removes it when its time is up.
+            _LOG.warning("a lease that cannot be renewed was not given up", exc_info=True)
         raise LeaseError(
             f"no lease is held on snapshot {held.snapshot}: no thread can be started to renew it "
             f"({error}). Use fewer threads in this process, or allow it more"
         ) from error
     return held
-
-
-def _give_back(context: Context, held: Held) -> None:
-    try:
-        give_up(context, held)
-    except ManifestsError:
-        # Nobody renews it, so a collection removes it when its time is up.
-        _LOG.warning("a lease that cannot be renewed was not given up", exc_info=True)
 
 
 def _move(context: Context, held: Held, session: str, snapshot_id: str) -> None:

@@ -91,24 +91,16 @@ class Merge:
         for node_id in replaced:
             theirs.chunks.pop(node_id, None)
             theirs.tables.pop(node_id, None)
+        differ = "changed in two copies of one session, differently"
         conflicts = [
-            Conflict(
-                ConflictKind.METADATA,
-                f"/{path}",
-                "metadata",
-                "changed in two copies of one session, differently",
-            )
+            Conflict(ConflictKind.METADATA, f"/{path}", "metadata", differ)
             for path, node in theirs.nodes.items()
             if self.mine.nodes.get(path, _ABSENT) not in (before.nodes.get(path, _ABSENT), node)
             and self.owners.nodes.get(path) != (copy_id, self.mine.nodes.get(path))
         ]
+        gone = "written in the session and deleted in a fork"
         conflicts += [
-            Conflict(
-                ConflictKind.DELETE,
-                f"/{path}",
-                "chunks",
-                "written in the session and deleted in a fork",
-            )
+            Conflict(ConflictKind.DELETE, f"/{path}", "chunks", gone)
             for node_id, path in replaced.items()
             if self.mine.beyond(node_id, before)
         ]
@@ -225,8 +217,8 @@ class Merge:
             self.mine.chunks.setdefault(node_id, {})[coords] = ref
             self.owners.chunks[node_id, coords] = copy_id, ref
         for node_id, shape in theirs.truncated.items():
-            cut = narrower(self.mine.truncated.get(node_id), shape)
-            self.mine.truncated[node_id] = cut or shape
+            mine = self.mine.truncated
+            mine[node_id] = narrower(mine.get(node_id), shape) or shape
         self.mine.reads.add(theirs.reads)
         self.mine.take_zones(theirs.zones)
 

@@ -287,8 +287,8 @@ class NodeEdits:
             del refs[coords]
         self.contents.changes.cut_tables(node.node_id, after)
         if self.is_stored(node):
-            cut = narrower(self.contents.changes.truncated.get(node.node_id), after)
-            self.contents.changes.truncated[node.node_id] = cut if cut is not None else after
+            truncated = self.contents.changes.truncated
+            truncated[node.node_id] = narrower(truncated.get(node.node_id), after) or after
 
     def is_stored(self, node: Node) -> bool:
         """Whether the snapshot has the node, at any path."""

@@ -286,7 +286,10 @@ class Packs:
     def settle(self, pack: Pack, changes: ChangeSet) -> None:
         """Replace the pack's staged refs by native ones if it was written, else reopen it."""
         if not pack.written:
-            self._reopen(ref for ref in pack.staged if id(ref) in self._places)
+            for ref in pack.staged:
+                if id(ref) in self._places and id(ref) not in self._open:
+                    self._open[id(ref)] = ref
+                    self._open_bytes += ref.length
             return
         if not self._places:
             return
@@ -315,12 +318,6 @@ class Packs:
         places = [self._places[id(ref)] for ref in staged]
         places.sort(key=attrgetter("node_id", "coords"))
         return Pack(self._new_key(), [place.ref for place in places])
-
-    def _reopen(self, staged: Iterable[StagedRef]) -> None:
-        for ref in staged:
-            if id(ref) not in self._open:
-                self._open[id(ref)] = ref
-                self._open_bytes += ref.length
 
     def _forget(self, staged: Iterable[StagedRef]) -> None:
         for ref in staged:
