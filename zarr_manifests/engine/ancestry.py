@@ -106,12 +106,8 @@ def ancestors(
     context: ReadContext, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot]]:
     """The snapshot and those before it, newest first, down to the one with the id `floor`."""
-    objects = context.objects
-
-    def load(ref: BlobRef, fetched: bytes | None) -> Snapshot:
-        return objects.load(ref, Snapshot, fetched)
-
-    return _walk(context, start, floor, load)
+    load = context.objects.load
+    return _walk(context, start, floor, lambda ref, fetched: load(ref, Snapshot, fetched))
 
 
 def ages(

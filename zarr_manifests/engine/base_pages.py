@@ -159,7 +159,6 @@ class BasePages:
         self._large: dict[bytes, list[LeafPage]] = {}
         for link in base.leaf_pages:
             self._large.setdefault(link.node_id, []).append(link)
-        self._counted: dict[int, Mapping[bytes, Count]] = {}  # counts by node, by page
         self._indexes: dict[tuple[str, ...], BaseIndex] = {}  # by keys of pages of leaves
         if not base.pages:
             self._keep(0, base, NodeMaps.of(base.nodes))
@@ -270,7 +269,9 @@ class BasePages:
     def index(self, number: int) -> BaseIndex:
         """An index of the leaves in the page of nodes with that number."""
         if not self.base.pages:
-            return self._indexes.setdefault((), index_of(self.base.manifests))
+            if () not in self._indexes:
+                self._indexes[()] = index_of(self.base.manifests)
+            return self._indexes[()]
         page = self.page(number)
         blob = self.base.pages[number].blob
         return self._made(blob, BaseIndex, lambda: index_of(page.manifests))
@@ -317,14 +318,6 @@ class BasePages:
         """All leaves, each manifest once."""
         pages = [*self.pages(), *self.leaf_bases(self.base.leaf_pages)]
         return combined_refs(ref for page in pages for ref in page.manifests)
-
-    def counts_in(self, number: int) -> Mapping[bytes, Count]:
-        """The counts in the page of nodes with that number, by node."""
-        found = self._counted.get(number)
-        if found is None:
-            page = self.page(number)
-            found = self._counted[number] = {c.node_id: c for c in page.counts}
-        return found
 
     def manifests_here(self) -> tuple[ManifestRef, ...]:
         """The leaves in pages of nodes that are loaded."""

@@ -48,7 +48,6 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from zarr_manifests.engine.caches import ChunkCache
 from zarr_manifests.errors import (
     CorruptObjectError,
     ManifestsError,
@@ -65,20 +64,20 @@ from zarr_manifests.format.chunk_table import (
     VirtualSource,
 )
 from zarr_manifests.ids import crc32c
-from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.protocol import (
     REMOTE_CAPABILITIES,
     Capabilities,
     RangeRequest,
-    ReadableStorage,
     ReadsInto,
     coalesce,
 )
-from zarr_manifests.virtual.containers import Containers
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 if TYPE_CHECKING:
     import asyncio
+
+    from zarr_manifests.engine.view import ReadContext
 
 
 SPARE: Final = 0.15
@@ -322,25 +321,18 @@ def sync_parts(keys: Sequence[str]) -> list[Sequence[str]]:
 class ChunkReader:
     """Reads chunks of one snapshot, or of a session based on it."""
 
-    def __init__(
-        self,
-        storage: ReadableStorage,
-        snapshot_id: str,
-        containers: Containers | None = None,
-        cache: ChunkCache | None = None,
-        runtime: Runtime = SYSTEM,
-    ) -> None:
-        self._storage = storage
+    def __init__(self, context: ReadContext, snapshot_id: str) -> None:
+        self._storage = storage = context.storage
         self._inline = storage.capabilities.inline
         self._far = (
             None if self._inline else CoalescedReads(storage.get_async, storage.capabilities)
         )
-        self.virtual = VirtualReader(containers or Containers())
+        self.virtual = VirtualReader(context.containers)
         self._elsewhere = CoalescedReads(self.virtual.read_source, REMOTE_CAPABILITIES)
         self._snapshot_id = snapshot_id
-        self._cache = cache
+        self._cache = context.chunks
         far = REMOTE_CAPABILITIES if self._inline else storage.capabilities
-        self._ahead = BytesAhead(self._read_span, self._read_span_async, runtime, far)
+        self._ahead = BytesAhead(self._read_span, self._read_span_async, context.runtime, far)
 
     def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
         """Return `length` bytes of the chunk from `start` on; both are within the chunk.

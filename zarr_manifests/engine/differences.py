@@ -387,9 +387,7 @@ def same_chunks(
     array = None if node is None else node.array
     if a is None or b is None or a is b or array is None or not array.checks_itself:
         return same
-    reader = ChunkReader(
-        context.storage, view.snapshot_id, context.containers, context.chunks, context.runtime
-    )
+    reader = ChunkReader(context, view.snapshot_id)
     for row in np.flatnonzero(same).tolist():
         at = tuple(coords[row].tolist())
         one, other = a.get(at), b.get(at)

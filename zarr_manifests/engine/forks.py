@@ -451,8 +451,7 @@ class Pin:
         context = contents.context
         if follow_s is not None and branch is not None:
             contents.follower = Follower(context, branch, follow_s)
-        options = context.config.chunk_manifests.preload
-        self.preload = SnapshotPreload(context.objects, context.runtime, options, contents.view)
+        self.preload = SnapshotPreload(context, contents.view)
         # Tied to the contents, since the store may outlive the session.
         self.preload.cancel_with(contents)
         self.preload.start()

@@ -155,12 +155,9 @@ class SessionView:
 
     def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
         """Replace the snapshot and the changes."""
-        of = self.context
         self.stamp = object()  # also before, since other threads may look something up meanwhile
         self.view, self.changes = view, changes
-        self.reader = ChunkReader(
-            of.storage, view.snapshot_id, of.containers, of.chunks, of.runtime
-        )
+        self.reader = ChunkReader(self.context, view.snapshot_id)
         self.stamp = object()
 
     # --- following a branch ------------------------------------------------------------------

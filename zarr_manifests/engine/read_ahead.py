@@ -47,7 +47,7 @@ from typing import Final, NamedTuple
 
 from zarr_manifests.config.manifest_sets import Preload
 from zarr_manifests.engine.metadata import ObjectReader
-from zarr_manifests.engine.view import SnapshotView
+from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef
 from zarr_manifests.format.manifest import Delta, Manifest, Node, Part
@@ -206,20 +206,15 @@ class SnapshotPreload:
 
     Parameters
     ----------
-    objects : ObjectReader
-        Fetches the objects.
-    runtime : Runtime
-        Runs the background calls.
-    options : config.manifest_sets.Preload
-        What to preload.
+    context : ReadContext
+        The repository, whose configuration says what to preload.
     view : SnapshotView
         The snapshot.
     """
 
-    def __init__(
-        self, objects: ObjectReader, runtime: Runtime, options: Preload, view: SnapshotView
-    ) -> None:
-        self._objects, self._runtime, self._options = objects, runtime, options
+    def __init__(self, context: ReadContext, view: SnapshotView) -> None:
+        self._objects, self._runtime = context.objects, context.runtime
+        self._options = context.config.chunk_manifests.preload
         self._view: SnapshotView | None = view
         self.snapshot_id = view.snapshot_id
         self._lock = ForkSafeLock()

@@ -150,9 +150,10 @@ class SnapshotView(SnapshotTables):
         pages, ids = self.pages, self.by_id
         if pages is None or not isinstance(ids, NodeIds):
             return self.counts
-        at = {node_id: ids.page_of(node_id) for node_id in node_ids}
-        found = (pages.counts_in(n).get(i) for i, n in at.items() if n is not None)
-        return tuple(count for count in found if count is not None)
+        wanted = dict.fromkeys(node_ids)
+        numbers = dict.fromkeys(map(ids.page_of, wanted))
+        counts = (count for n in numbers if n is not None for count in pages.page(n).counts)
+        return tuple(count for count in counts if count.node_id in wanted)
 
     def among(self, node_ids: Iterable[bytes]) -> Iterable[Node]:
         """The nodes with these ids, as far as there are any."""
