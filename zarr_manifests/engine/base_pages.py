@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import Final, NoReturn
@@ -30,7 +30,6 @@ from zarr_manifests.format.manifest import (
     NodePage,
     path_order,
 )
-from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.leaves import EMPTY, BaseIndex, PlacedLeaf, combined_refs
 
@@ -224,7 +223,7 @@ class BasePages:
             link = self.base.pages[at]
             page = found[link.blob.key]
             link.check(page, self.base.sequence)
-            maps = self._made(link.blob, NodeMaps, partial(NodeMaps.of, page.nodes))
+            maps = self._objects.derived(link.blob, NodeMaps, partial(NodeMaps.of, page.nodes))
             self._keep(at, page, maps)
         return [self._maps[at] for at in wanted]
 
@@ -234,14 +233,6 @@ class BasePages:
                 raise CorruptObjectError("base: two nodes have the same id")
         self._loaded[at] = page
         self._maps[at] = maps
-
-    def _made[T](self, blob: BlobRef, kind: type[T], make: Callable[[], T]) -> T:
-        """A value that depends on that object alone; kept while there is room."""
-        found = self._objects.recall(blob, kind)
-        if found is None:
-            found = make()
-            self._objects.remember(blob, found)
-        return found
 
     def all(self) -> list[NodeMaps]:
         """All pages of nodes."""
@@ -274,7 +265,7 @@ class BasePages:
             return self._indexes[()]
         page = self.page(number)
         blob = self.base.pages[number].blob
-        return self._made(blob, BaseIndex, lambda: index_of(page.manifests))
+        return self._objects.derived(blob, BaseIndex, lambda: index_of(page.manifests))
 
     def large(self, node_id: bytes) -> Sequence[LeafPage]:
         """The pages of leaves of that node."""

@@ -313,6 +313,14 @@ class ObjectReader:
         """Keep a decoded object while there is room."""
         self.cache.keep(_name(ref, type(value)), value)
 
+    def derived[T](self, ref: BlobRef, kind: type[T], make: Callable[[], T]) -> T:
+        """A value of that type that depends on the object alone; made if it is not kept."""
+        found = self.recall(ref, kind)
+        if found is None:
+            found = make()
+            self.remember(ref, found)
+        return found
+
     def block_due(self, ref: ManifestRef, part: Part) -> str | None:
         """Name of the block to fetch for a table; None if none is, or the whole manifest."""
         blob, kind = self._holder(ref, part)

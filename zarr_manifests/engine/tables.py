@@ -98,12 +98,7 @@ class SnapshotTables:
         It is kept while there is room, and must not be changed.
         """
         base = self.snapshot.base
-        found = None if base is None else self._objects.recall(base, kind)
-        if found is None:
-            found = make()
-            if base is not None:
-                self._objects.remember(base, found)
-        return found
+        return make() if base is None else self._objects.derived(base, kind, make)
 
     def _leaf(self, leaf: PlacedLeaf, loaded: Mapping[Any, Any]) -> ChunkTable:
         """The leaf's table; `loaded` may have what was loaded of its manifest."""

@@ -612,7 +612,7 @@ class _Clone:
         starts = [Link(branch.head, Snapshot) for branch in branches]
         starts += [Link(b.index, IndexDirectory) for b in branches if b.index is not None]
         stage = "looking at the clone"
-        for _ in follow(there.runtime, starts, load, seen, _is_no_page, stage):
+        for _ in follow(there.runtime, starts, load, seen, lambda link: link.page is None, stage):
             pass
         return seen
 
@@ -676,10 +676,6 @@ class _Clone:
             )
 
         return roots.update(change, _OPERATION, "", "", _SWAPS).root.version
-
-
-def _is_no_page(link: Link) -> bool:
-    return link.page is None
 
 
 def _line(context: ReadContext, branches: Mapping[str, Branch]) -> set[str]:

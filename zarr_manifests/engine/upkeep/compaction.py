@@ -176,7 +176,6 @@ class _Work:
         counted = any(rule.initialized_chunks is not None for rule in rules)
         self._facts = node_facts(view, self._old_base, exact_amount if counted else None)
         self._merges: Mapping[bytes, NodeMerge] = {}
-        self._heap = Heap(view, self._old_base, (), context.meter)
         self._commit_id = b""
         self._base = view.snapshot.base
         self._new_base: Upload | None = None
