@@ -442,12 +442,11 @@ def read_reports(storage: Storage, keys: SessionKeys, runtime: Runtime) -> Repor
 def _listed(storage: Storage, keys: SessionKeys) -> list[tuple[str, int]]:
     """Copy id and number of each report, in the order in which each copy wrote them."""
     prefix = f"{_KIND}/{keys.lineage_prefix.partition('/')[2]}"
-    listed = [
+    return sorted(
         (copy_id, int(info.key.rpartition("/")[2]))
         for info in storage.list(prefix)
         if (copy_id := session_of(info.key)) != keys.session_id
-    ]
-    return sorted(listed)
+    )
 
 
 def _read(storage: Storage, key: str) -> tuple[tuple[bytes, Coords], StoredRef]:

@@ -178,7 +178,6 @@ class Workspace:
                     if pack is None and self._record(key, path, ref, data):
                         return
                 if pack is not None:
-                    self.runtime.checkpoint("chunks.create")
                     self._write_full(pack, in_loop)
             if self._record(key, path, ref, data):
                 return
@@ -228,7 +227,6 @@ class Workspace:
                 with self.lock:
                     pack = self.edits.packs.full(self.contents.changes, staged)
             if pack is not None:
-                self.runtime.checkpoint("chunks.create")
                 self._write_full(pack, in_loop)
             with self.lock:
                 self.check_open()  # again, now that the chunks are stored
@@ -356,6 +354,7 @@ class Workspace:
         Writer threads run in parallel, and the others continue while one writes a pack. For them a
         background thread would only add contention for the GIL.
         """
+        self.runtime.checkpoint("chunks.create")
         if in_loop and self._writes.pays and self._has_begun(pack):
             return
         try:
