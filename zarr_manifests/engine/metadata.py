@@ -234,7 +234,7 @@ class ObjectReader:
     def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
         return self.cache.obtain(name, make)
 
-    def load_all(self, wanted: Sequence[Wanted], runtime: Runtime | None = None) -> dict[Any, Any]:
+    def load_all(self, wanted: Sequence[Wanted]) -> dict[Any, Any]:
         """Return what is wanted, by name; missing objects are fetched in one parallel round.
 
         For a table that is not in memory, that is its block; or the whole manifest, if that is
@@ -271,7 +271,7 @@ class ObjectReader:
             most = min(_DISK_ABREAST, 1 + nbytes // _BYTES_A_THREAD)
         groups = [requests[i::most] for i in range(min(most, len(requests)))]
         calls = [partial(self._load_each, group) for group in groups]
-        for found in (runtime or self._runtime).parallel(calls):
+        for found in self._runtime.parallel(calls):
             loaded |= found
         return loaded
 

@@ -204,7 +204,6 @@ class SnapshotView(SnapshotTables):
     def open(
         cls,
         objects: ObjectReader,
-        runtime: Runtime,
         ref: BlobRef,
         base: BlobRef | None = None,
         ahead: Sequence[BlobRef] = (),
@@ -217,12 +216,12 @@ class SnapshotView(SnapshotTables):
         first: list[Any] = [(ref, Snapshot)]
         first += [(base, Base)] if base is not None else []
         first += [(other, opening_kind(other)) for other in ahead]
-        snapshot: Snapshot = objects.load_all(first, runtime)[ref.key]
+        snapshot: Snapshot = objects.load_all(first)[ref.key]
         due = base if base and snapshot.base and base.key == snapshot.base.key else snapshot.base
         wanted = snapshot.opening()
         rest: list[Any] = [(other, opening_kind(other)) for _, other in wanted]
         rest += [(due, Base)] if due is not None else []
-        loaded = objects.load_all(rest, runtime)
+        loaded = objects.load_all(rest)
         found = loaded[due.key] if due is not None else Base((), ())
         opening = {position: loaded[other.key] for position, other in wanted}
         for entry in snapshot.digests:
@@ -541,11 +540,11 @@ class ReadContext(Struct, frozen=True):
 
     def open_view(self, head: BlobRef, base: BlobRef | None = None) -> SnapshotView:
         """Open a snapshot; `base` is the base it is expected to read, if known."""
-        return SnapshotView.open(self.objects, self.runtime, head, base)
+        return SnapshotView.open(self.objects, head, base)
 
     def open_branch(self, tip: Branch) -> SnapshotView:
         """Open a branch's head, fetching everything that the branch names in one round."""
-        return SnapshotView.open(self.objects, self.runtime, tip.head, tip.base, tip.ahead)
+        return SnapshotView.open(self.objects, tip.head, tip.base, tip.ahead)
 
 
 class Context(ReadContext, frozen=True):

@@ -583,7 +583,7 @@ class Judge:
 
     def _learn(self, branch: Branch, state: State, marks: Mapping[str, int], total: int) -> None:
         """A snapshot has become visible; it must hold that state, and these marks."""
-        view = SnapshotView.open(self.objects, self.runtime, branch.head)
+        view = SnapshotView.open(self.objects, branch.head)
         snapshot = view.snapshot
         found, reach = self._contents(view)
         self._reach(snapshot, reach)
