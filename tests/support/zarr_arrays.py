@@ -68,7 +68,8 @@ def array_options(
         made["serializer"] = v3.BytesCodec(endian=draw(st.sampled_from(["little", "big"])))
     orders = draw(st.lists(st.permutations(range(ndim)), max_size=2))
     made["filters"] = [v3.TransposeCodec(order=order) for order in orders]
-    return made | {"compressors": _COMPRESSORS[draw(st.sampled_from(sorted(_COMPRESSORS)))]()}
+    known = {*_COMPRESSORS} - ({"shuffle zstd"} if name == "T" else set())  # texts differ in length
+    return made | {"compressors": _COMPRESSORS[draw(st.sampled_from(sorted(known)))]()}
 
 
 def some_values(draw: st.DrawFn, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
