@@ -315,7 +315,8 @@ def two_leaves(fields: Any) -> Any:
 
 
 def two_nodes(fields: Any) -> Any:
-    return fields | {"nodes": [*fields["nodes"], ["twin", *fields["nodes"][-1][1:]]]}
+    nodes = fields.get("nodes", [])
+    return fields | {"nodes": [*nodes, *(["twin", *node[1:]] for node in nodes[-1:])]}
 
 
 def of_others(fields: Any) -> Any:
@@ -327,6 +328,7 @@ def of_others(fields: Any) -> Any:
     ("kind", "change"),
     [
         ("deltas", no_tables),
+        ("deltas", two_nodes),
         ("manifests", no_tables),
         ("digests", no_tables),
         ("digests", of_others),

@@ -1,7 +1,7 @@
 """The base of a snapshot, loaded page by page.
 
 A path or node id is looked up in the one page that may have it; what is needed of several pages is
-fetched in one round. A base without pages of nodes is treated as one page that is here already.
+fetched in one round. A base without pages of nodes is one page for all paths, and is here already.
 
 Invariants: a page is compared with its pointer before it is used, and a page that cannot be loaded
 is an error, never an absent node. What is loaded is kept as long as the view, and in the objects'
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import repeat
 from operator import itemgetter
 from typing import Final, NoReturn
 
@@ -24,12 +25,15 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.manifest import (
     Base,
     Count,
+    Delta,
+    Digest,
     LeafPage,
     ManifestRef,
     Node,
     NodePage,
     path_order,
 )
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.leaves import EMPTY, BaseIndex, PlacedLeaf, combined_refs
 
@@ -66,10 +70,6 @@ class PathIndex:
     def directories(self, directory: str) -> Mapping[str, None]:
         """The directories right in the directory that have paths at any depth, as keys."""
         return self._directories.get(directory, _NONE)
-
-    def unlisted(self, directory: str) -> Mapping[str, None]:
-        """Those of its directories that may have paths though there is no node at their own."""
-        return self.directories(directory)
 
     def add(self, path: str) -> None:
         """Add a path; the root's is left out."""
@@ -144,12 +144,20 @@ class BasePages:
     objects : ObjectReader
         Loads the pages.
     base : Base
-        The base, which has pages.
+        The base.
+    ref : BlobRef or None
+        The pointer to it; None if the snapshot has no base, which is then an empty one.
+
+    Attributes
+    ----------
+    is_inline : bool
+        Whether all nodes and leaves are in the base itself.
     """
 
-    def __init__(self, objects: ObjectReader, base: Base) -> None:
+    def __init__(self, objects: ObjectReader, base: Base, ref: BlobRef | None) -> None:
         self.base = base
-        self._objects = objects
+        self.is_inline = not (base.pages or base.leaf_pages)
+        self._objects, self._ref = objects, ref
         self._starts = [path_order(link.first) for link in base.pages]
         self._ends = [path_order(link.last) for link in base.pages]
         self._loaded: dict[int, Base] = {}
@@ -160,7 +168,7 @@ class BasePages:
             self._large.setdefault(link.node_id, []).append(link)
         self._indexes: dict[tuple[str, ...], BaseIndex] = {}  # by keys of pages of leaves
         if not base.pages:
-            self._keep(0, base, NodeMaps.of(base.nodes))
+            self._keep(0, base)
 
     # --- nodes -------------------------------------------------------------------------------
 
@@ -180,13 +188,11 @@ class BasePages:
     def node(self, path: str) -> Node | None:
         """The node at the path."""
         at = self.at(path)
-        if at is None:
-            return None
-        maps = self._maps.get(at)
-        if maps is None:
-            self.load((at,))
-            maps = self._maps[at]
-        return maps.by_path.get(path)
+        return None if at is None else self.maps(at).by_path.get(path)
+
+    def maps(self, number: int) -> NodeMaps:
+        """The nodes of the page with that number."""
+        return self._maps.get(number) or self.load((number,))[0]
 
     def members(self, directory: str) -> range:
         """The numbers of the pages that may have nodes right in a directory.
@@ -223,14 +229,19 @@ class BasePages:
             link = self.base.pages[at]
             page = found[link.blob.key]
             link.check(page, self.base.sequence)
-            maps = self._objects.derived(link.blob, NodeMaps, partial(NodeMaps.of, page.nodes))
-            self._keep(at, page, maps)
+            self._keep(at, page)
         return [self._maps[at] for at in wanted]
 
-    def _keep(self, at: int, page: Base, maps: NodeMaps) -> None:
-        for node_id in maps.by_id:
-            if self._page_of.setdefault(node_id, at) != at or len(maps.by_id) != len(page.nodes):
-                raise CorruptObjectError("base: two nodes have the same id")
+    def _derived[T](self, number: int, kind: type[T], make: Callable[[], T]) -> T:
+        """A value that depends on the page of nodes with that number, shared by all views."""
+        blob = self.base.pages[number].blob if self.base.pages else self._ref
+        return make() if blob is None else self._objects.derived(blob, kind, make)
+
+    def _keep(self, at: int, page: Base) -> None:
+        maps = self._derived(at, NodeMaps, partial(NodeMaps.of, page.nodes))
+        pages = set(map(self._page_of.setdefault, maps.by_id, repeat(at)))
+        if pages - {at} or len(maps.by_id) != len(page.nodes):
+            raise CorruptObjectError("base: two nodes have the same id")
         self._loaded[at] = page
         self._maps[at] = maps
 
@@ -259,13 +270,8 @@ class BasePages:
 
     def index(self, number: int) -> BaseIndex:
         """An index of the leaves in the page of nodes with that number."""
-        if not self.base.pages:
-            if () not in self._indexes:
-                self._indexes[()] = index_of(self.base.manifests)
-            return self._indexes[()]
         page = self.page(number)
-        blob = self.base.pages[number].blob
-        return self._objects.derived(blob, BaseIndex, lambda: index_of(page.manifests))
+        return self._derived(number, BaseIndex, lambda: index_of(page.manifests))
 
     def large(self, node_id: bytes) -> Sequence[LeafPage]:
         """The pages of leaves of that node."""
@@ -307,6 +313,8 @@ class BasePages:
 
     def manifests(self) -> tuple[ManifestRef, ...]:
         """All leaves, each manifest once."""
+        if self.is_inline:
+            return self.base.manifests
         pages = [*self.pages(), *self.leaf_bases(self.base.leaf_pages)]
         return combined_refs(ref for page in pages for ref in page.manifests)
 
@@ -323,10 +331,25 @@ class PagedNodes(Mapping[str, Node]):
     """The nodes of a snapshot by path: those in pages, changed by live deltas.
 
     Looking up a path loads one page at most; going through all nodes loads all pages.
+
+    Parameters
+    ----------
+    pages : BasePages
+        The pages.
+    changes : iterable of Delta or Digest
+        What has changed since, oldest first.
     """
 
-    def __init__(self, pages: BasePages, changed: Mapping[str, Node | None]) -> None:
-        self.pages, self.changed = pages, changed
+    def __init__(self, pages: BasePages, changes: Iterable[Delta | Digest]) -> None:
+        self.pages = pages
+        self.made: dict[str, Node] = {}
+        self._gone: dict[str, None] = {}
+        for found in changes:
+            for path in found.deleted:
+                self.made.pop(path, None)
+            self._gone.update(dict.fromkeys(found.deleted))
+            self.made.update((node.path, node) for node in found.nodes)
+        self.changed: Mapping[str, Node | None] = {**self._gone, **self.made}
 
     def find(self, path: str) -> Node | None:
         """The node at the path."""
@@ -342,9 +365,13 @@ class PagedNodes(Mapping[str, Node]):
         return isinstance(path, str) and self.find(path) is not None
 
     def __iter__(self) -> Iterator[str]:
+        new = dict(self.made)
         for maps in self.pages.all():
-            yield from (path for path in maps.by_path if path not in self.changed)
-        yield from (path for path, node in self.changed.items() if node is not None)
+            for path in maps.by_path:
+                if path not in self._gone:
+                    new.pop(path, None)  # a node that was not deleted keeps its place
+                    yield path
+        yield from new
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -353,7 +380,7 @@ class PagedNodes(Mapping[str, Node]):
         """The nodes in pages that are loaded, and those in live deltas."""
         for maps in self.pages.loaded():
             yield from (n for path, n in maps.by_path.items() if path not in self.changed)
-        yield from (node for node in self.changed.values() if node is not None)
+        yield from self.made.values()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("the nodes of a snapshot are not pickled")
@@ -365,8 +392,8 @@ class PagedPaths:
     They include paths of nodes that live deltas have deleted.
     """
 
-    def __init__(self, pages: BasePages, changed: Mapping[str, Node | None]) -> None:
-        self._pages, self._changed = pages, changed
+    def __init__(self, nodes: PagedNodes) -> None:
+        self._pages, self._changed = nodes.pages, nodes.changed
 
     @cached_property
     def _live(self) -> PathIndex:
@@ -401,8 +428,6 @@ class PagedPaths:
 
 
 type Corner = Sequence[int]
-type Paths = PathIndex | PagedPaths
-"""Paths by directory, possibly also of nodes that were deleted."""
 
 
 class NodeIds(Mapping[bytes, Node]):
@@ -413,8 +438,7 @@ class NodeIds(Mapping[bytes, Node]):
 
     def __init__(self, nodes: PagedNodes) -> None:
         self._nodes = nodes
-        changed = nodes.changed.values()
-        self._changed = {node.node_id: node for node in changed if node is not None}
+        self._changed = {node.node_id: node for node in nodes.made.values()}
         self._searched = False
 
     def page_of(self, node_id: bytes) -> int | None:
@@ -435,7 +459,7 @@ class NodeIds(Mapping[bytes, Node]):
         if node is None:
             pages = self._nodes.pages
             at = pages.page_with(node_id, None)
-            node = None if at is None else pages.load((at,))[0].by_id[node_id]
+            node = None if at is None else pages.maps(at).by_id[node_id]
             if node is None or node.path in self._nodes.changed:
                 raise KeyError(node_id)
         return node

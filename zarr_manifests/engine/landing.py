@@ -354,7 +354,7 @@ def _with_digest(
     loaded = context.objects.load_all([(ref, opening_kind(ref)) for _, ref in due])
     found = {at - start: loaded[ref.key] for at, ref in due}
     # With pages, looking up more nodes than needed would load more pages.
-    listed = [each for each in snapshot.deltas if each.coordinates or after.pages is None]
+    listed = [each for each in snapshot.deltas if each.coordinates or after.pages.is_inline]
     held = {part.node_id for each in listed for part in each.embedded}
     own = {node.node_id: node for node in version.made}
     nodes = [*after.among(held - own.keys()), *own.values()]

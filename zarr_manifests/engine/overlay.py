@@ -220,7 +220,7 @@ class SessionView:
         """The node at that path."""
         if path in self.changes.nodes:
             return self.changes.nodes[path]
-        return self.view.nodes.get(path)
+        return self.view.nodes.find(path)
 
     def nodes(self) -> dict[str, Node]:
         """All nodes by path."""
@@ -421,7 +421,7 @@ class SessionView:
         while end > 0:
             end = key.rfind("/", 0, end)
             path = key[:end] if end > 0 else ""
-            node = changed[path] if path in changed else stored.get(path)
+            node = changed[path] if path in changed else stored.find(path)
             if node is not None and (meta := node.array) is not None:
                 pattern = meta.chunk_keys.pattern(len(meta.shape))
                 found = pattern.fullmatch(key, end + 1 if end > 0 else 0)

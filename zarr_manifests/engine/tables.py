@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from zarr_manifests.engine.base_pages import index_of
+from zarr_manifests.engine.base_pages import BasePages
 from zarr_manifests.engine.caches import DecodedCache
 from zarr_manifests.engine.metadata import ObjectReader, Wanted
 from zarr_manifests.errors import CorruptObjectError
@@ -60,7 +60,7 @@ class SnapshotTables:
     ) -> None:
         self.ref = ref
         self.snapshot = snapshot
-        self._base = base
+        self.pages = BasePages(objects, base, snapshot.base)
         self.opening = opening  # by position in the read list
         self._objects = objects
         self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
@@ -88,8 +88,7 @@ class SnapshotTables:
         """An index of the base's leaves; made on first use, and once for each base."""
         found = self._index
         if found is None:
-            found = self.of_base(BaseIndex, lambda: index_of(self._base.manifests))
-            self._index = found
+            found = self._index = self.pages.index(0)
         return found
 
     def of_base[T](self, kind: type[T], make: Callable[[], T]) -> T:

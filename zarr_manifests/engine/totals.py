@@ -161,26 +161,23 @@ class Effect(Struct, frozen=True, eq=False):
     counts : tuple of Count
         The change of each node's numbers. It also holds on any later snapshot, if the commits in
         between have not touched the same chunks, nor any node.
-    view : SnapshotView
-        The snapshot it was computed on.
-    before : mapping of bytes to Amount
-        The amount on that snapshot of each node, or of those that the commit touches.
     paths : collection of str
-        The paths on that snapshot of the nodes that the commit touches.
+        The paths of the nodes that the commit touches, on the snapshot it was computed on.
     """
 
     counts: tuple[Count, ...]
-    view: SnapshotView
-    before: Mapping[bytes, Amount]
-    paths: Collection[str] = ()
+    paths: Collection[str]
 
     def sums(self, parent: SnapshotView, entry: DeltaEntry, delta: Delta) -> dict[str, int]:
         """The sums after the commit on `parent`; `entry` is the commit's, with the counts."""
         known = parent.snapshot.sums
-        if parent.pages is None or "arrays" not in known:
-            amounts = dict(self.before) if parent is self.view else amounts_of(parent)
+        if parent.pages.is_inline or "arrays" not in known:
+            amounts = amounts_of(parent)
             lay_over(amounts, entry)
-            return sums_of(amounts, _nodes_after(parent, delta).values())
+            named = {*delta.deleted, *(node.path for node in delta.nodes)}
+            parent.pages.all()
+            stay = (node for node in parent.nodes_here() if node.path not in named)
+            return sums_of(amounts, (*stay, *delta.nodes))
         touched = _touched(parent, delta, {count.node_id for count in self.counts}, self.paths)
         amounts = _amounts_among(parent, touched)
         before = sums_of(amounts, touched.before.values())
@@ -189,7 +186,7 @@ class Effect(Struct, frozen=True, eq=False):
 
 
 class _Touched(NamedTuple):
-    """Nodes by path before and after a commit: all, or with pages at least those it touches."""
+    """Nodes by path before and after a commit: at least those it touches."""
 
     before: Mapping[str, Node]
     after: Mapping[str, Node]
@@ -199,8 +196,6 @@ def _touched(
     view: SnapshotView, delta: Delta, node_ids: Iterable[bytes], paths: Iterable[str] = ()
 ) -> _Touched:
     """The nodes that the delta names, and those with these ids, which may be at these paths."""
-    if view.pages is None:
-        return _Touched(view.nodes, _nodes_after(view, delta))
     named = {*paths, *delta.deleted, *(node.path for node in delta.nodes)}
     before = {path: node for path in sorted(named) if (node := view.nodes.get(path)) is not None}
     # A node that the delta makes is new unless it was at one of these paths.
@@ -214,9 +209,7 @@ def _touched(
 
 
 def _amounts_among(view: SnapshotView, touched: _Touched) -> dict[bytes, Amount]:
-    """The amounts of all nodes, or with pages of the touched ones; loads no other page."""
-    if view.pages is None:
-        return amounts_of(view)
+    """The amounts of the touched nodes; loads no other page."""
     counts = _counted(view.counts_among(node.node_id for node in touched.before.values()))
     found = _laid_over(counts, view.base_sequence, view.snapshot.deltas)
     ids = {node.node_id for node in (*touched.before.values(), *touched.after.values())}
@@ -232,17 +225,9 @@ def effect_of(
     """
     touched = _touched(view, delta, {*tables, *delta.truncated})
     amounts = _amounts_among(view, touched)
-    nodes = {n.node_id: n for n in touched.before.values()} if view.pages else view.by_id
+    nodes = {node.node_id: node for node in touched.before.values()}
     counts = _Counter(view, nodes, amounts, objects).counts(delta, tables, touched.after.values())
-    paths = () if view.pages is None else touched.before.keys()
-    return Effect(counts, view, amounts, paths)
-
-
-def _nodes_after(view: SnapshotView, delta: Delta) -> Mapping[str, Node]:
-    if not (delta.nodes or delta.deleted):
-        return view.nodes
-    after = {path: node for path, node in view.nodes.items() if path not in delta.deleted}
-    return after | {node.path: node for node in delta.nodes}
+    return Effect(counts, touched.before.keys())
 
 
 def sums_after(

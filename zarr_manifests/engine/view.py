@@ -31,15 +31,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions, Config
-from zarr_manifests.engine.base_pages import (
-    BasePages,
-    NodeIds,
-    NodeMaps,
-    PagedIndex,
-    PagedNodes,
-    PagedPaths,
-    Paths,
-)
+from zarr_manifests.engine.base_pages import NodeIds, PagedIndex, PagedNodes, PagedPaths
 from zarr_manifests.engine.caches import ChunkCache
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.heartbeat import Heart
@@ -81,12 +73,14 @@ class SnapshotView(SnapshotTables):
         The pointer to the snapshot.
     snapshot : Snapshot
         The snapshot itself.
-    nodes : mapping of str to Node
+    pages : BasePages
+        The base; the attributes below load the pages they need.
+    nodes : PagedNodes
         All nodes by path.
-    by_id : mapping of bytes to Node
+    by_id : NodeIds
         All nodes by id.
-    pages : BasePages or None
-        The base, if it has pages: `nodes` and `by_id` then load the pages they need.
+    paths : PagedPaths
+        The paths of all nodes by directory.
     base_sequence : int
         The sequence up to which the base has all node changes.
     opening : mapping of int to Delta or Digest
@@ -103,56 +97,26 @@ class SnapshotView(SnapshotTables):
     ) -> None:
         super().__init__(objects, ref, snapshot, base, opening)
         self.base_sequence = base.sequence
-        self.pages: BasePages | None = None
-        self.nodes: Mapping[str, Node]
-        self.by_id: Mapping[bytes, Node]
-        self._paths: Callable[[], Paths]
         newer = [opening[at] for at in sorted(opening) if self._last(at) > base.sequence]
-        changes = [found for found in newer if found.deleted or found.nodes]
-        if base.pages or base.leaf_pages:
-            self._open_pages(BasePages(objects, base), changes)
-        else:
-            self._take_nodes(base, changes)
+        self.nodes = PagedNodes(self.pages, newer)
+        ids = [node.node_id for node in self.nodes.here()] if self.nodes.changed else ()
+        if len(set(ids)) != len(ids):
+            raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
+        self.by_id = NodeIds(self.nodes)
+        self.paths = PagedPaths(self.nodes)
+        if not self.pages.is_inline:  # else the one index of the base, which is faster to ask
+            self._index = PagedIndex(self.pages, self.by_id)
         self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
         # Overlays of nodes without a leaf, by node, while the cache keeps them, and the time until
         # which the cache entry is not refreshed.
         self._alone: dict[bytes, tuple[weakref.ref[Overlay], float]] = {}
         self._damaged: set[bytes] = set()  # nodes whose overlay could not be made
 
-    def _take_nodes(self, base: Base, changes: Sequence[Delta | Digest]) -> None:
-        # Without node changes in deltas, the nodes are shared by all snapshots of this base.
-        known = self.of_base(NodeMaps, lambda: NodeMaps.of(base.nodes))
-        if changes:
-            nodes = dict(known.by_path)
-            for found in changes:
-                for path in found.deleted:
-                    nodes.pop(path, None)
-                nodes.update((node.path, node) for node in found.nodes)
-            known = NodeMaps.of(nodes.values())
-        self.nodes, self.by_id, self._paths = known.by_path, known.by_id, lambda: known.paths
-        if len(self.by_id) != len(self.nodes):
-            raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
-
-    def _open_pages(self, pages: BasePages, changes: Sequence[Delta | Digest]) -> None:
-        changed: dict[str, Node | None] = {}
-        for found in changes:
-            changed.update(dict.fromkeys(found.deleted))
-            changed.update((node.path, node) for node in found.nodes)
-        self.pages = pages
-        self.nodes = nodes = PagedNodes(pages, changed)
-        self.by_id = ids = NodeIds(nodes)
-        self._index = PagedIndex(pages, ids)
-        paths = PagedPaths(pages, changed)
-        self._paths = lambda: paths
-
     def counts_among(self, node_ids: Iterable[bytes]) -> tuple[Count, ...]:
         """The base's counts of at least these nodes; loads only their pages."""
-        pages, ids = self.pages, self.by_id
-        if pages is None or not isinstance(ids, NodeIds):
-            return self.counts
         wanted = dict.fromkeys(node_ids)
-        numbers = dict.fromkeys(map(ids.page_of, wanted))
-        counts = (count for n in numbers if n is not None for count in pages.page(n).counts)
+        numbers = dict.fromkeys(map(self.by_id.page_of, wanted))
+        counts = (count for n in numbers if n is not None for count in self.pages.page(n).counts)
         return tuple(count for count in counts if count.node_id in wanted)
 
     def among(self, node_ids: Iterable[bytes]) -> Iterable[Node]:
@@ -179,26 +143,24 @@ class SnapshotView(SnapshotTables):
     @property
     def manifests(self) -> tuple[ManifestRef, ...]:
         """The base's leaf directory; loads all its pages."""
-        return self._base.manifests if self.pages is None else self.pages.manifests()
+        return self.pages.manifests()
 
     @property
     def counts(self) -> tuple[Count, ...]:
         """The base's chunk counts; loads all its pages."""
-        if self.snapshot.base is None:
-            return ()
-        return self._base.counts if self.pages is None else self.pages.counts()
+        return self.pages.counts()
 
     def nodes_here(self) -> Iterable[Node]:
         """The nodes that are known without a request; all of them if the base has no pages."""
-        return self.nodes.here() if isinstance(self.nodes, PagedNodes) else self.nodes.values()
+        return self.nodes.here()
 
     def is_here(self, paths: Iterable[str]) -> bool:
         """Whether looking up the nodes at these paths needs no request."""
-        return self.pages is None or all(map(self.pages.is_here, paths))
+        return all(map(self.pages.is_here, paths))
 
     def manifests_here(self) -> tuple[ManifestRef, ...]:
         """The leaves that are known without a request; all of them if the base has no pages."""
-        return self._base.manifests if self.pages is None else self.pages.manifests_here()
+        return self.pages.manifests_here()
 
     @classmethod
     def open(
@@ -233,11 +195,6 @@ class SnapshotView(SnapshotTables):
             if isinstance(value, Delta):
                 view._check(value, position)
         return view
-
-    @property
-    def paths(self) -> Paths:
-        """The paths of all nodes by directory."""
-        return self._paths()
 
     def at_hand(self) -> SnapshotView:
         """The same view, but a fetch raises `NotAtHandError` instead."""

@@ -178,7 +178,7 @@ def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[s
         path = absolute(node.path)
         wrong += [f"{path} has {what}" for what in _against(told[node.path], chunks, nbytes)]
     due = sums_of(amounts, nodes)
-    return wrong + list(_wrong_sums(view.snapshot, due, paged=view.pages is not None))
+    return wrong + list(_wrong_sums(view.snapshot, due, paged=not view.pages.is_inline))
 
 
 def _touched(snapshot: Snapshot, parent: Snapshot | None) -> set[bytes] | None:
@@ -502,7 +502,7 @@ class _PagedBases(Struct):
     def check(self, context: ReadContext, found: _Findings) -> None:
         """Check the pages of each base, and that together they list each manifest in full."""
         for ref, base in self.bases:
-            pages = BasePages(context.objects, base)
+            pages = BasePages(context.objects, base, ref)
             try:
                 self._check(ref, base, pages)
             except ManifestsError as error:

@@ -722,8 +722,7 @@ def encoded_base(
     known : mapping of str to bytes
         New small manifests, by key.
     """
-    old = () if view.pages is None else view.pages.linked_pages()
-    old_leaves = () if view.pages is None else view.pages.linked_leaf_pages()
+    old, old_leaves = view.pages.linked_pages(), view.pages.linked_leaf_pages()
     copies = partial(_with_copies, known=known, budget_bytes=_PAGE_COPY_BYTES)
     inline, nodes, leaves = packing.plan_pages(whole, old, old_leaves, packing.LIMITS, copies)
     uploads: list[Upload] = []
