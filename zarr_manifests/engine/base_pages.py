@@ -31,6 +31,7 @@ from zarr_manifests.format.manifest import (
     ManifestRef,
     Node,
     NodePage,
+    grouped,
     path_order,
 )
 from zarr_manifests.format.records import BlobRef
@@ -163,9 +164,7 @@ class BasePages:
         self._loaded: dict[int, Base] = {}
         self._maps: dict[int, NodeMaps] = {}
         self._page_of: dict[bytes, int] = {}  # by id of the nodes in loaded pages
-        self._large: dict[bytes, list[LeafPage]] = {}
-        for link in base.leaf_pages:
-            self._large.setdefault(link.node_id, []).append(link)
+        self._large = grouped((link.node_id, link) for link in base.leaf_pages)
         self._indexes: dict[tuple[str, ...], BaseIndex] = {}  # by keys of pages of leaves
         if not base.pages:
             self._keep(0, base)

@@ -47,7 +47,7 @@ from zarr_manifests.format.chunk_table import (
     VirtualRef,
     native_keys,
 )
-from zarr_manifests.format.manifest import Manifest, ManifestRef, Node
+from zarr_manifests.format.manifest import Manifest, ManifestRef, Node, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
@@ -266,10 +266,7 @@ def together(boxes: Sequence[Box]) -> list[list[int]]:
         near = ((lo[:n] < hi[n]) & (lo[n] < hi[:n])).all(axis=1)
         if near.any():
             group[: n + 1][np.isin(group[: n + 1], [*group[:n][near], n])] = n
-    found: dict[int, list[int]] = {}
-    for i, number in enumerate(group.tolist()):
-        found.setdefault(number, []).append(i)
-    return [*found.values()]
+    return [*grouped((number, i) for i, number in enumerate(group.tolist())).values()]
 
 
 def slabs(box: Box, count: int) -> Iterator[Box]:

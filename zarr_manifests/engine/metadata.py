@@ -22,7 +22,7 @@ from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.caches import OBJECT, DecodedCache
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part
+from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import new_session_id, object_key
 from zarr_manifests.runtime import Runtime, one_by_one, setting
@@ -280,10 +280,7 @@ class ObjectReader:
     ) -> list[list[tuple[BlobRef, type[_Decodable]]]]:
         """Each of the objects alone; the blocks of an object that one request reads together."""
         found = [[one] for one in wanted if not one[0].offset]
-        blocks: dict[str, list[tuple[BlobRef, type[_Decodable]]]] = {}
-        for one in wanted:
-            if one[0].offset:
-                blocks.setdefault(one[0].key, []).append(one)
+        blocks = grouped((one[0].key, one) for one in wanted if one[0].offset)
         room = self.storage.capabilities
         for of in blocks.values():
             starts, lengths = [ref.offset for ref, _ in of], [ref.length for ref, _ in of]

@@ -51,7 +51,7 @@ from zarr_manifests.errors import (
     StorageError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, NodeKind, Part
+from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, NodeKind, Part, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_key, checked, pulled
 from zarr_manifests.format.snapshot import (
@@ -62,7 +62,6 @@ from zarr_manifests.format.snapshot import (
     SnapshotPointer,
 )
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
-from zarr_manifests.grid import Box
 from zarr_manifests.ids import crc32c, object_key
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.garbage import first_archive_kept, parts, tells_about
@@ -472,10 +471,8 @@ def _load(context: ReadContext, found: _Findings, link: Link) -> Any:
 def _check_alone(value: Any) -> None:
     if not isinstance(value, Base):
         return
-    boxes: dict[bytes, list[Box]] = {}
-    for manifest in value.manifests:
-        for part in manifest.parts:
-            boxes.setdefault(part.node_id, []).append(part.box)
+    parts = chain.from_iterable(manifest.parts for manifest in value.manifests)
+    boxes = grouped((part.node_id, part.box) for part in parts)
     for held in boxes.values():
         held.sort(key=lambda box: (box.lo[:1], box.hi[:1]))
         for i, box in enumerate(held):
