@@ -152,14 +152,17 @@ def marks_of_an_old_root(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Marks are those of the snapshot that the session read.", 4, "streams")
 def marks_of_the_base(patch: pytest.MonkeyPatch) -> None:
-    make, after = commit._Attempt.make, commit.marks_after
+    land, after = commit.land, commit.marks_after
     base: list[Any] = []
 
-    def noted(self: Any, root: Any) -> Any:
-        base[:] = [self.view.snapshot]
-        return make(self, root)
+    def noted(c: Any, branch: str, keys: Any, view: Any, make: Any, *args: Any, **more: Any) -> Any:
+        def on_base(root: Any) -> Any:
+            base[:] = [view.snapshot]
+            return make(root)
 
-    patch.setattr(commit._Attempt, "make", noted)
+        return land(c, branch, keys, view, on_base, *args, **more)
+
+    patch.setattr(commit, "land", noted)
     patch.setattr(commit, "marks_after", lambda c, _, *args: after(c, base[0], *args))
 
 

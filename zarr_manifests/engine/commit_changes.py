@@ -192,7 +192,7 @@ def _landed(
     packs: Sequence[Pack],
 ) -> Landed:
     """Commit the changes, made on top of `view`, without staged chunks among them."""
-    context, keys = workspace.context, workspace.keys
+    context, keys, rebasing = workspace.context, workspace.keys, request.rebasing
     prepared = _prepare(context, view, changes, keys, request)
     with suppress(CorruptObjectError, MissingChunkError):  # then it is computed on the tip
         # Not in the turn.
@@ -202,13 +202,44 @@ def _landed(
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
     pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
-    attempt = _Attempt(workspace, branch, request, view, changes, prepared, pending, view, prepared)
+    parent, placed = view, prepared  # where the last attempt put it, and as it is there
+
+    def moved_to(tip: Branch) -> tuple[SnapshotView, _Prepared]:
+        """The opened tip, and the commit as it is on top of it."""
+        if request.check_tip is not None or workspace.tip_checks:
+            on = context.open_branch(tip)
+            workspace.check_tip(on)
+            if request.check_tip is not None:
+                request.check_tip(on)
+        moved = relocate_changes(workspace, changes, tip, request.relocating, rebasing)
+        if moved is None:
+            mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
+            rebased = rebase_changes(context, view, tip, changes, rebasing, mine)
+            if rebased.changes is changes:
+                same = prepared if rebased.apart else replace(prepared, effect=None)
+                return rebased.on, same
+            moved = rebased.on, rebased.changes
+        on, new = moved
+        pending.extend(partial(context.storage.sync, due) for due in _due_syncs(new))
+        return on, _prepare(context, on, new, keys, request, prepared.delta.commit_id)
+
+    def make(root: Root) -> NextVersion:
+        """The commit as of this root, if that allows it."""
+        nonlocal parent, placed
+        check_marks(context, root, branch, request.txn, request.steps)
+        tip = admitted(context.roots, root, branch, keys, _amends(request.amends))
+        if request.source is not None:
+            find_kept(context, root, request.source)
+        if request.amends is None and tip.head.key != parent.ref.key:
+            parent, placed = moved_to(tip)
+        return _place(context, placed, parent, keys, request)
+
     landed = land(
         context,
         branch,
         keys,
         request.amends or view,
-        attempt.make,
+        make,
         prepared.uploads,
         (f"commit to {branch!r}", "the session keeps its changes, commit again later"),
         request.attempts or context.config.commits.attempts,
@@ -217,52 +248,6 @@ def _landed(
     )
     assert landed is not None  # it lands, or raises
     return landed
-
-
-class _Attempt(Struct):
-    """A commit made on `view`, and as it is on top of `parent`, where the last attempt put it."""
-
-    workspace: Workspace
-    branch: str
-    request: CommitRequest
-    view: SnapshotView
-    changes: ChangeSet
-    prepared: _Prepared
-    pending: list[Callable[[], object]]
-    parent: SnapshotView
-    placed: _Prepared
-
-    def make(self, root: Root) -> NextVersion:
-        """The commit as of this root, if that allows it."""
-        context, request, keys = self.workspace.context, self.request, self.workspace.keys
-        check_marks(context, root, self.branch, request.txn, request.steps)
-        tip = admitted(context.roots, root, self.branch, keys, _amends(request.amends))
-        if request.source is not None:
-            find_kept(context, root, request.source)
-        if request.amends is None and tip.head.key != self.parent.ref.key:
-            self.parent, self.placed = self._moved(tip)
-        return _place(context, self.placed, self.parent, keys, request)
-
-    def _moved(self, tip: Branch) -> tuple[SnapshotView, _Prepared]:
-        """The opened tip, and the commit as it is on top of it."""
-        workspace, request, prepared = self.workspace, self.request, self.prepared
-        context, keys, rebasing = workspace.context, workspace.keys, request.rebasing
-        if request.check_tip is not None or workspace.tip_checks:
-            on = context.open_branch(tip)
-            workspace.check_tip(on)
-            if request.check_tip is not None:
-                request.check_tip(on)
-        moved = relocate_changes(workspace, self.changes, tip, request.relocating, rebasing)
-        if moved is None:
-            mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
-            rebased = rebase_changes(context, self.view, tip, self.changes, rebasing, mine)
-            if rebased.changes is self.changes:
-                same = prepared if rebased.apart else replace(prepared, effect=None)
-                return rebased.on, same
-            moved = rebased.on, rebased.changes
-        parent, changes = moved
-        self.pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
-        return parent, _prepare(context, parent, changes, keys, request, prepared.delta.commit_id)
 
 
 def _due_syncs(changes: ChangeSet) -> list[Sequence[str]]:
