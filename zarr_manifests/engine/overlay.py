@@ -50,6 +50,7 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import (
+    V3_DOCUMENT,
     ArrayMeta,
     absolute,
     directory,
@@ -265,6 +266,18 @@ class SessionView:
         """The groups and arrays right below the group at the path, by path."""
         paths = self._paths_in(directory(path))
         return {p: node for p in paths if (node := self.node(p)) is not None}
+
+    def arrays_in(self, path: str) -> dict[str, Node]:
+        """The arrays right below the group at the path, by name.
+
+        As in Zarr, only those of its format; all of them if there is no document of the group.
+        """
+        group = self.node(path)
+        members = {split(at)[1]: node for at, node in self.members(path).items() if node.array}
+        if group is None:
+            return members
+        is_v3 = V3_DOCUMENT in group.documents
+        return {n: node for n, node in members.items() if (V3_DOCUMENT in node.documents) == is_v3}
 
     def within(self, path: str) -> dict[str, Node]:
         """The node at the path and all nodes and opaque entries below it, by path."""

@@ -20,13 +20,14 @@ import zarr
 from msgspec import Struct
 from msgspec.structs import replace
 
+from zarr_manifests.bulk import open_here
 from zarr_manifests.decoding import BulkDecoder, decoded, meaning_of_bounds
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray, corners
-from zarr_manifests.keys import absolute, join
+from zarr_manifests.keys import absolute
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session
-from zarr_manifests.store import ManifestStore, contents_of
+from zarr_manifests.store import contents_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -115,7 +116,25 @@ class Source:
         path = group.strip("/")
         self.group = f"/{path}"
         self._session, self._store = session, session.store.with_read_only(True)
-        self.arrays, self.dims, self._refused = _arrays(self._store, path)
+        contents = contents_of(self._store)
+        node = contents.node(path)
+        if node is None or node.array is not None:
+            nodes = contents.nodes().items()
+            found = ", ".join(sorted(absolute(at) for at, node in nodes if node.array is None))
+            raise NotFoundError(
+                f"there is no group /{path} in this snapshot; there are: {found or 'none'}"
+            )
+        self.arrays: dict[str, zarr.Array[Any]] = {}
+        self.dims: dict[str, tuple[str, ...]] = {}
+        self._refused: dict[str, str] = {}
+        for name, node in contents.arrays_in(path).items():
+            dims: Any = node.array_meta.dimension_names or ()
+            if len(dims) != len(node.array_meta.shape) or None in dims:
+                self._refused[name] = "no names"
+            elif len(set(dims)) != len(dims):
+                self._refused[name] = f"a name twice ({', '.join(dims)})"
+            else:
+                self.arrays[name], self.dims[name] = open_here(self._store, node.path), dims
         self._coordinates: dict[str, npt.NDArray[Any] | None] = {}
         self._decoders: dict[str, BulkDecoder | None] = {}
 
@@ -320,31 +339,3 @@ def listed_in(lo: IndexArray, hi: IndexArray) -> tuple[Box, IndexArray]:
     # Box by box: there may be millions of chunks, whose coordinates take more memory.
     numbers = [box.carried(np.arange(box.size), region) for box in boxes]
     return region, np.unique(np.concatenate(numbers))
-
-
-def _arrays(
-    store: ManifestStore, path: str
-) -> tuple[dict[str, zarr.Array[Any]], dict[str, tuple[str, ...]], dict[str, str]]:
-    """A group's arrays and their dimensions by name, and the reasons why others cannot be used."""
-    try:
-        group = zarr.open_group(store, path=path, mode="r")
-    except (FileNotFoundError, ValueError) as error:
-        nodes = contents_of(store).nodes().items()
-        found = ", ".join(sorted(absolute(at) for at, node in nodes if node.array is None))
-        raise NotFoundError(
-            f"there is no group /{path} in this snapshot; there are: {found or 'none'}"
-        ) from error
-    members = contents_of(store).members(path)
-    usable: dict[str, zarr.Array[Any]] = {}
-    named: dict[str, tuple[str, ...]] = {}
-    refused: dict[str, str] = {}
-    for name, array in group.arrays():
-        meta = members[join(path, name)].array
-        dims: Any = (meta.dimension_names if meta else None) or ()
-        if len(dims) != array.ndim or None in dims:
-            refused[name] = "no names"
-        elif len(set(dims)) != len(dims):
-            refused[name] = f"a name twice ({', '.join(dims)})"
-        else:
-            usable[name], named[name] = array, dims
-    return usable, named, refused

@@ -103,12 +103,7 @@ class StoredGroup:
         self.exists = self._group is not None
         is_v3 = self._group is None or V3_DOCUMENT in self._group.documents
         self.zarr_format: Literal[2, 3] = 3 if is_v3 else 2
-        self.nodes = {
-            split(at)[1]: node
-            for at, node in contents.members(path).items()
-            if node.array is not None
-            and (not self.exists or (V3_DOCUMENT in node.documents) == is_v3)
-        }
+        self.nodes = contents.arrays_in(path)
 
     @classmethod
     def of(cls, store: ManifestStore, path: str) -> StoredGroup:
