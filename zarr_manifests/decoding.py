@@ -726,7 +726,6 @@ def decoded(
     what: str,
     stored: npt.NDArray[Any],
     attributes: Mapping[str, Any],
-    encoding: Mapping[str, Any] | None = None,
     *,
     decode_times: bool = True,
 ) -> npt.NDArray[Any]:
@@ -746,7 +745,7 @@ def decoded(
         try:
             found = xr.conventions.decode_cf_variable(
                 what,
-                xr.Variable(dims, values, attributes, encoding),
+                xr.Variable(dims, values, attributes),
                 stack_char_dim=False,  # a character is a cell
                 decode_times=xr.coders.CFDatetimeCoder(time_unit="us") if decode_times else False,
                 decode_timedelta=xr.coders.CFTimedeltaCoder(time_unit="us", **how),

@@ -305,7 +305,7 @@ def plan_write(
         given = rows.labels([appended])[appended]
         length = _append(session, source, names, options, given)
         source = Source(session, group)
-    sizes, tolerance = source.encoded(names[0]).sizes, options.tolerance or {}
+    sizes, tolerance = source.sizes(names[0]), options.tolerance or {}
     along = tuple(
         AlongAxis.of(
             dim, source.coordinate(dim), sizes[dim], columns.field(dim).type, tolerance.get(dim)
@@ -404,14 +404,14 @@ def _dims_of(source: Source, names: Sequence[str], options: WriteOptions) -> lis
         If a variable has other dimensions.
     """
     for name in names:
-        found = tuple(map(str, source.encoded(name).dims))
-        if set(found) != set(options.dims):
+        found = source.sizes(name).keys()
+        if found != set(options.dims):
             raise InvalidArgumentError(
                 f"{name!r} has the dimensions ({', '.join(found)}), and dims are "
                 f"({', '.join(options.dims)}): they must be the same. Write variables with other "
                 "dimensions in other calls"
             )
-    return [str(dim) for dim in source.encoded(names[0]).dims]
+    return [*source.dims[names[0]]]
 
 
 def _values(source: Source, name: str, dims: Sequence[str], columns: pa.Schema) -> Values:
@@ -422,20 +422,19 @@ def _values(source: Source, name: str, dims: Sequence[str], columns: pa.Schema) 
     InvalidArgumentError
         If values of the column cannot be values of the variable.
     """
-    variable, decoded = source.encoded(name), source.decoded_dtype(name)
+    array, decoded = source.array(name), source.decoded_dtype(name)
     check_fits(name, columns.field(name).type, np.empty(0, decoded), "the values of that array")
-    stored = variable.dtype
+    stored = array.dtype
     if stored.kind in "biufcMmSU":
         stored = stored.newbyteorder("=")
-    fit = fit_of(name, variable.dtype, source.attributes(name))
+    fit = fit_of(name, stored, source.attributes(name))
     absent = np.empty(0, stored)
     if decoded.kind in "biufMm":
         unit = {"M": "M8[us]", "m": "m8[us]"}.get(decoded.kind, "f8")
         with suppress(MisfitError):
             absent = encoded(fit, np.array([None], unit))
-    axes = tuple(dims.index(str(dim)) for dim in variable.dims)
-    path = source.arrays[name].path
-    return Values(name=name, path=path, axes=axes, stored=stored, fit=fit, absent=absent)
+    axes = tuple(map(dims.index, source.dims[name]))
+    return Values(name=name, path=array.path, axes=axes, stored=stored, fit=fit, absent=absent)
 
 
 def _region(
@@ -484,7 +483,7 @@ def _append(
         If they do not go behind what is there, or arrays would differ in length.
     """
     dim, store, group = str(options.append_dim), session.store, source.group.strip("/")
-    size, there = source.encoded(names[0]).sizes[dim], source.coordinate(dim)
+    size, there = source.sizes(names[0])[dim], source.coordinate(dim)
     alike = {name: source.dims[name] for name in names} | ({} if there is None else {dim: (dim,)})
     nothing = {name: (own, np.empty((0,) * len(own))) for name, own in alike.items()}
     check_agreement(xr.Dataset(nothing), StoredGroup.of(store, group), dim)
@@ -529,7 +528,7 @@ def _append_labels(
         )
     check_fits(dim, given.type, there, "the labels of that dimension")
     try:
-        encoded(fit_of(dim, source.encoded(dim).dtype, source.attributes(dim)), labels)
+        encoded(fit_of(dim, source.array(dim).dtype, source.attributes(dim)), labels)
     except MisfitError as error:
         told = "; ".join(f"{one.given} would be read back as {one.read}" for one in error.misfits)
         raise InvalidArgumentError(

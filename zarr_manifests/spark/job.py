@@ -252,7 +252,7 @@ def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
             return Column(name, _TIMESTAMP, metadata | {"dtype": "datetime64[us]"}, recipe)
         what = f"ISO 8601 text: a timestamp cannot hold all dates of the calendar {calendar!r}"
         return Column(name, pa.string(), metadata | {"dtype": "object", "values": what})
-    arrow = _type(name, dtype, source.encoded(name).dtype)
+    arrow = _type(name, dtype, source.array(name).dtype)
     return Column(name, arrow, metadata | {"dtype": str(dtype)}, recipe)
 
 

@@ -74,8 +74,8 @@ def plan_read(
     where = None
     if options.where is not None:
         where = _checked(parse_where(options.where), source, (*dimensions, *columns), facts)
-    sizes = {dim: n for name in names for dim, n in source.encoded(name).sizes.items()}
-    shape = tuple(int(sizes[dim]) for dim in dims)
+    sizes = {dim: n for name in names for dim, n in source.sizes(name).items()}
+    shape = tuple(sizes[dim] for dim in dims)
     axes = _axes(source, names, dict(zip(dims, shape, strict=True)), where, options, facts)
     rows = math.prod(axis.size for axis in axes)
     # A larger box takes no more memory.
@@ -232,7 +232,7 @@ def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, 
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"variables are named twice: {', '.join(names)}")
     for name in names:
-        source.encoded(name)
+        source.array(name)
     return tuple(names)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.bulk import open_here
-from zarr_manifests.decoding import BulkDecoder, decoded, meaning_of_bounds
+from zarr_manifests.decoding import BulkDecoder, decoded, decoded_by, meaning_of_bounds
+from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray, corners
 from zarr_manifests.keys import absolute
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 # Of larger shards, tasks read parts, since they hold what they read in memory.
 _LARGEST_SHARD_CELLS: Final = 4 * 1024**2
@@ -124,6 +122,7 @@ class Source:
             raise NotFoundError(
                 f"there is no group /{path} in this snapshot; there are: {found or 'none'}"
             )
+        self._of_group = attributes_of(node)
         self.arrays: dict[str, zarr.Array[Any]] = {}
         self.dims: dict[str, tuple[str, ...]] = {}
         self._refused: dict[str, str] = {}
@@ -139,32 +138,20 @@ class Source:
         self._decoders: dict[str, BulkDecoder | None] = {}
 
     @cached_property
-    def _opened(self) -> tuple[Mapping[Any, xr.Variable], set[Any]]:
-        """The variables as they are stored, and the names of those that are coordinates."""
-        import xarray as xr
-
-        within: dict[str, Any] = {"group": self.group, "consolidated": False}
-        opened = xr.backends.ZarrStore.open_group(self._store, mode="r", **within)
-        # Only determines which variables are coordinates; values are decoded when they are read.
-        encoded, _, coordinates = xr.conventions.decode_cf_variables(
-            {name: opened.open_store_variable(name) for name in self.arrays},
-            opened.get_attrs(),
-            concat_characters=False,
-            mask_and_scale=False,
-            decode_times=False,
-            decode_timedelta=False,
-        )
-        return encoded, coordinates
+    def _attributes(self) -> Mapping[str, Mapping[str, Any]]:
+        """By variable, the attributes that xarray decodes its values by."""
+        return {name: decoded_by(array) for name, array in self.arrays.items()}
 
     @cached_property
     def data_variables(self) -> tuple[str, ...]:
         """Names of the variables that are not coordinates, sorted."""
-        encoded, coordinates = self._opened
+        told = [self._of_group, *self._attributes.values()]
+        coordinates = {name for each in told for name in str(each.get("coordinates", "")).split()}
         dimensions = {dim for dims in self.dims.values() for dim in dims}
-        return tuple(sorted(encoded.keys() - coordinates - dimensions))
+        return tuple(sorted(self.arrays.keys() - coordinates - dimensions))
 
-    def encoded(self, name: str) -> xr.Variable:
-        """Return a variable as it is stored, without loading it.
+    def array(self, name: str) -> zarr.Array[Any]:
+        """Return the array of a variable.
 
         Raises
         ------
@@ -174,7 +161,7 @@ class Source:
             If its dimensions are unnamed, or a name occurs twice.
         """
         if name in self.arrays:
-            return self._opened[0][name]
+            return self.arrays[name]
         if name in self._refused:
             raise InvalidArgumentError(
                 f"the dimensions of {name!r} in group {self.group} have {self._refused[name]}, so "
@@ -186,6 +173,11 @@ class Source:
             f"there is no variable {name!r} in group {self.group}; there are: {data} "
             f"(and coordinates: {coordinates})"
         )
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The lengths of a variable, which `array` finds, by dimension."""
+        shape = self.array(name).shape
+        return dict(zip(self.dims[name], shape, strict=True))
 
     def coordinate(self, dimension: str, recipe: Recipe | None = None) -> npt.NDArray[Any] | None:
         """The decoded coordinate of a dimension, read once; None if it has none."""
@@ -253,7 +245,7 @@ class Source:
     def is_time(self, name: str) -> bool:
         """Whether a variable's numbers are decoded as times."""
         units = str(self.attributes(name).get("units", ""))
-        return self._decode_times and "since" in units and self.encoded(name).dtype.kind in "iuf"
+        return self._decode_times and "since" in units and self.array(name).dtype.kind in "iuf"
 
     def decoded_dtype(self, name: str) -> np.dtype[Any]:
         """The type of a variable's decoded values, without reading any; `object` for text.
@@ -261,13 +253,13 @@ class Source:
         For times it is `datetime64`, although reading may return `cftime` objects, depending on the
         values.
         """
-        return self.decode(name, np.empty(0, self.encoded(name).dtype)).dtype
+        return self.decode(name, np.empty(0, self.array(name).dtype)).dtype
 
     def attributes(self, name: str) -> Mapping[str, Any]:
         """A variable's attributes, including those that bounds inherit from their times."""
-        own = self.encoded(name).attrs
-        there = (variable.attrs for variable in self._opened[0].values())
-        return meaning_of_bounds(name, there) | dict(own)
+        found = {**meaning_of_bounds(name, self._attributes.values()), **self._attributes[name]}
+        found.pop("coordinates", None)
+        return found
 
     def decode(
         self, name: str, values: npt.NDArray[Any], recipe: Recipe | None = None
@@ -284,8 +276,8 @@ class Source:
             return found
         if not values.size and self.is_time(name):
             return np.empty(values.shape, "M8[us]")  # xarray needs values to choose the type
-        what, how = f"variable {name!r} in group {self.group}", self.encoded(name).encoding
-        found = decoded(what, values, self.attributes(name), how, decode_times=self._decode_times)
+        what, how = f"variable {name!r} in group {self.group}", self.attributes(name)
+        found = decoded(what, values, how, decode_times=self._decode_times)
         plain = found.dtype.kind in "TUV" and found.dtype.names is None
         return found.astype(object) if plain else found
 
