@@ -40,7 +40,6 @@ from zarr_manifests.decoding import decoded
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Bins, Lookup, ordered
-from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.source import place_in
 from zarr_manifests.spark.tasks import PICKLE
@@ -49,7 +48,6 @@ from zarr_manifests.xarray.fit import Fit, Misfit, MisfitError
 
 _FITTING: Final = {"b": "biuf", "i": "biuf", "u": "biuf", "f": "biuf", "M": "M", "m": "m", "O": "O"}
 """The kinds of values that can be those of each kind."""
-_PACKING: Final = frozenset(("scale_factor", "add_offset"))
 
 
 def to_numpy(column: pa.Array) -> npt.NDArray[Any]:
@@ -294,7 +292,7 @@ class Values(Struct, frozen=True, kw_only=True):
 
     def _encoded(self, column: pa.Array) -> npt.NDArray[Any]:
         values = to_numpy(column)
-        codes = encoded(self.fit, values)
+        codes = self.fit.encoded(values)
         self.fit.check_beside(values, codes, lambda: self.absent)  # other rows may have none
         return codes
 
@@ -303,20 +301,6 @@ class Values(Struct, frozen=True, kw_only=True):
         raw = np.empty(1, self.stored)
         raw[0] = code
         return shown(decoded(self.name, raw, self.fit.attributes)[0])
-
-
-def encoded(fit: Fit, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Values as they are stored.
-
-    Raises
-    ------
-    MisfitError
-        If some would be read back differently.
-    """
-    if values.dtype.kind in "biu" and not _PACKING.isdisjoint(fit.attributes):
-        values = values.astype(np.float64)  # xarray does not pack integers
-    with quiet():  # what they warn of is checked
-        return fit.encoded(values)
 
 
 # --- from rows to cells and chunks --------------------------------------------------------------

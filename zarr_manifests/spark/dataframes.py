@@ -60,7 +60,6 @@ from zarr_manifests.spark.cell_writer import (
     WritePlan,
     check_fits,
     distinct,
-    encoded,
     share_cells,
     shown,
     to_numpy,
@@ -432,7 +431,7 @@ def _values(source: Source, name: str, dims: Sequence[str], columns: pa.Schema) 
     if decoded.kind in "biufMm":
         unit = {"M": "M8[us]", "m": "m8[us]"}.get(decoded.kind, "f8")
         with suppress(MisfitError):
-            absent = encoded(fit, np.array([None], unit))
+            absent = fit.encoded(np.array([None], unit))
     axes = tuple(map(dims.index, source.dims[name]))
     return Values(name=name, path=array.path, axes=axes, stored=stored, fit=fit, absent=absent)
 
@@ -528,7 +527,7 @@ def _append_labels(
         )
     check_fits(dim, given.type, there, "the labels of that dimension")
     try:
-        encoded(fit_of(dim, source.array(dim).dtype, source.attributes(dim)), labels)
+        fit_of(dim, source.array(dim).dtype, source.attributes(dim)).encoded(labels)
     except MisfitError as error:
         told = "; ".join(f"{one.given} would be read back as {one.read}" for one in error.misfits)
         raise InvalidArgumentError(

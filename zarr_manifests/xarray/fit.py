@@ -153,6 +153,8 @@ class Fit(Struct, frozen=True, dict=True):
         MisfitError
             If some would be read back differently.
         """
+        if values.dtype.kind in "biu" and not _PACKING.keys().isdisjoint(self.attributes):
+            values = values.astype(np.float64)  # xarray does not pack integers
         own = xr.Variable(_dims(self.name, values), values, dict(self.given), dict(self.encoding))
         with np.errstate(all="ignore"), quiet(), told(self.name):  # what they warn of is checked
             codes = self.checked(own, encode_cf_variable(own, name=self.name)).values
