@@ -250,8 +250,24 @@ def repository_of(
     )
 
 
+def target_of(
+    location: Location, storage_options: Mapping[str, object] | None = None
+) -> Repository | Storage:
+    """Where to write: a repository as it is, or the storage where one is, or is to be made.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are options for a storage or a repository, which is open already.
+    """
+    if isinstance(location, Repository):
+        refuse_options("a repository", storage_options)
+        return location
+    return storage_of(location, storage_options)
+
+
 def write_into[Written](
-    storage: Storage,
+    target: Repository | Storage,
     config: Config | Mapping[str, Any] | None,
     write: Callable[[Repository], Written],
     *,
@@ -262,8 +278,8 @@ def write_into[Written](
 
     Parameters
     ----------
-    storage : Storage
-        Where the repository is, or is to be made.
+    target : Repository or Storage
+        The repository, or where it is, or is to be made.
     config : Config or mapping, optional
         Its configuration.
     write : callable
@@ -273,8 +289,10 @@ def write_into[Written](
     virtual_containers : mapping, optional
         Places elsewhere whose files may be read, as for `zarr_manifests.open`.
     """
-    if make and not exists(storage):
-        unmade = Unmade(storage)
+    if isinstance(target, Repository):
+        return write(target)
+    if make and not exists(target):
+        unmade = Unmade(target)
         try:
             made = create(unmade, config, virtual_containers=virtual_containers)
             written = write(made)
@@ -283,7 +301,7 @@ def write_into[Written](
         except BaseException as error:
             if not _made_by_others(unmade, error):
                 raise
-    return write(open(storage, config, virtual_containers=virtual_containers))
+    return write(open(target, config, virtual_containers=virtual_containers))
 
 
 def _made_by_others(unmade: Unmade, error: BaseException) -> bool:

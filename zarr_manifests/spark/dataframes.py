@@ -51,7 +51,7 @@ from zarr_manifests.planning.conflict import Txn, txn_of
 from zarr_manifests.planning.scan import Bins, common_unit, default_chunks
 from zarr_manifests.planning.skipping import matching_runs
 from zarr_manifests.planning.where import parse_where, zone_of
-from zarr_manifests.repositories import Location, let_others_open, write_into
+from zarr_manifests.repositories import Location, let_others_open, target_of, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_writer import (
@@ -74,7 +74,6 @@ from zarr_manifests.spark.job import (
 )
 from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import PICKLE, mapped, results
-from zarr_manifests.storage.url import storage_of
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.xarray.fit import MisfitError, fit_of
 from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement, same_labels
@@ -729,12 +728,9 @@ def write_dataframe(
     """
     options = options_of(WriteOptions, locals())
     into = partial(_write_frame, df, options, options.txn())
-
-    if isinstance(url, Repository):
-        return into(shared_repository(url, storage_options))
-    storage = storage_of(url, storage_options)
-    check_shared(storage)
-    return write_into(storage, None, into, make=mode == "create" and branch == "main")
+    place = target_of(url, storage_options)
+    check_shared(place.storage if isinstance(place, Repository) else place)
+    return write_into(place, None, into, make=mode == "create" and branch == "main")
 
 
 def foreach_batch(

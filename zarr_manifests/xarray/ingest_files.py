@@ -59,7 +59,6 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.texts import count_text, listed
 from zarr_manifests.versions import HEADS
@@ -224,19 +223,15 @@ def ingest(
                 f"them, and only {', '.join(_CHUNK_ENCODING)} can be chosen"
             )
     urls = _urls([files] if isinstance(files, str | os.PathLike) else files)
-    runner, repository = runner or TaskRunner(), None
-    if isinstance(url, Repository):
-        refuse_options("a repository", storage_options)
-        repository, storage = url, url.storage
-    else:
-        storage = storage_of(url, storage_options)
+    runner, target = runner or TaskRunner(), repositories.target_of(url, storage_options)
+    storage = target.storage if isinstance(target, Repository) else target
     if runner.elsewhere and not storage.capabilities.shared:
         raise UnsupportedStorageError(
             "the repository is in the memory of this process, and Spark's workers cannot reach it: "
             "use a path or URL"
         )
-    if repository is None and repositories.exists(storage):
-        repository = repositories.open(storage)
+    if target is storage and repositories.exists(storage):
+        target = repositories.open(storage)
     return _Ingestion(
         runner=runner,
         source=SourceFiles(
@@ -252,7 +247,7 @@ def ingest(
         replaces=on_changed == "replace",
         files_per_commit=files_per_commit,
         message=message,
-    ).run(repository, storage, urls)
+    ).run(target, urls)
 
 
 def _urls(files: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -317,13 +312,11 @@ class _Ingestion(Struct, kw_only=True, dict=True):
     replaced: list[IngestedFile] = []
     unchanged: int = 0
 
-    def run(
-        self, repository: Repository | None, storage: Storage, urls: Sequence[str]
-    ) -> IngestReport:
-        """Ingest files; of a repository that is not there yet, into one at the storage."""
+    def run(self, target: Repository | Storage, urls: Sequence[str]) -> IngestReport:
+        """Ingest files into a repository; of one that is not there yet, there is the storage."""
         began, known = SYSTEM.monotonic_s(), {}
-        if repository is not None:
-            session = repository.readonly_session(HEADS + self.branch)
+        if isinstance(target, Repository):
+            session = target.readonly_session(HEADS + self.branch)
             known = _read_records(session.store, self.group)
         self._look_at(urls, known)
         self.changed = self.waiting.keys() & known.keys()
@@ -333,10 +326,8 @@ class _Ingestion(Struct, kw_only=True, dict=True):
                 f"{_they_are(sorted(self.changed))} not what was ingested: size, time, variables "
                 "or options differ. Give on_changed='replace' to write the rows again"
             )
-        if self.waiting and repository is not None:
-            self._write_all(repository)
-        elif self.waiting:
-            repositories.write_into(storage, None, self._write_all, make=True)
+        if self.waiting:
+            repositories.write_into(target, None, self._write_all, make=True)
         files = tuple(self.added), tuple(self.replaced), tuple(self.failed.values())
         ids = dict.fromkeys(file.snapshot_id for file in (*self.added, *self.replaced))
         return IngestReport(tuple(ids), *files, self.unchanged, SYSTEM.monotonic_s() - began)

@@ -44,11 +44,10 @@ from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
 from zarr_manifests.planning.appends import AppendPlan, OnExisting
 from zarr_manifests.planning.conflict import Txn, txn_of
 from zarr_manifests.planning.meaning import WEIGHTS
-from zarr_manifests.repositories import Location, write_into
+from zarr_manifests.repositories import Location, target_of, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session, commits_of
-from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.array_target import DatasetWriter
@@ -245,12 +244,8 @@ def write(
                     raise
                 tried, conflict = due, error
 
-    if isinstance(location, Repository):
-        refuse_options("a repository", storage_options)
-        return into(location)
-    storage = storage_of(location, storage_options)
     only_there = region is not None or mode == "r+" or branch != "main"
-    return write_into(storage, config, into, make=not only_there)
+    return write_into(target_of(location, storage_options), config, into, make=not only_there)
 
 
 def to_session(
