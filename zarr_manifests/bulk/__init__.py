@@ -27,7 +27,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from contextvars import ContextVar, copy_context
 from functools import cached_property, partial
@@ -47,7 +47,8 @@ from zarr.storage import StorePath
 
 from zarr_manifests.bulk.batch import Batch, LazyPath, read, write_batch
 from zarr_manifests.bulk.bounded import bounded, decoder_of
-from zarr_manifests.decoding import BulkDecoder, InDoubtError
+from zarr_manifests.decoding import BulkDecoder, InDoubtError, decoded_by, meaning_of_bounds
+from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
@@ -59,8 +60,10 @@ if TYPE_CHECKING:
     from zarr.core.buffer import NDBuffer
     from zarr.core.indexing import SelectorTuple
 
+    from zarr_manifests.engine.overlay import SessionView
     from zarr_manifests.engine.workspace import Workspace
     from zarr_manifests.format.manifest import Node
+    from zarr_manifests.keys import ArrayMeta
 
 __all__ = ["use_bulk"]
 
@@ -441,6 +444,65 @@ def _may_be_here(array: zarr.Array[Any]) -> bool:
         return False
     # Of a document that Zarr had to repair, it stores the repair first, which it awaits.
     return getattr(array.metadata, "_stored_document", None) is None
+
+
+class StoredArrays:
+    """The arrays right below a group, opened and read here when they are asked for.
+
+    Parameters
+    ----------
+    contents : SessionView
+        The snapshot or the session.
+    path : str
+        Path of the group.
+
+    Attributes
+    ----------
+    nodes : dict of str to Node
+        The arrays by name; only those of the group's format, as in Zarr, or all if there is no
+        document of the group.
+    """
+
+    def __init__(self, contents: SessionView, path: str) -> None:
+        self._store = ManifestStore(contents, read_only=True)
+        self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._values: dict[str, npt.NDArray[Any]] = {}
+        self.nodes = contents.arrays_in(path)
+
+    def meta(self, name: str) -> ArrayMeta:
+        """Shape, chunks and names of the dimensions of an array."""
+        return self.nodes[name].array_meta
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The lengths of an array by dimension; nothing if these have no names."""
+        meta = self.meta(name)
+        dims: Any = meta.dimension_names or ()
+        return dict(zip(dims, meta.shape, strict=False))
+
+    def array(self, name: str) -> zarr.Array[Any]:
+        """An array, opened without Zarr's event loop, and read in bulk."""
+        if name not in self._arrays:
+            self._arrays[name] = open_here(self._store, self.nodes[name].path)
+        return self._arrays[name]
+
+    def values(self, name: str) -> npt.NDArray[Any]:
+        """All stored values of an array."""
+        if name not in self._values:
+            self._values[name] = read_here(self.array(name))
+        return self._values[name]
+
+    @cached_property
+    def attributes(self) -> dict[str, Mapping[str, Any]]:
+        """The attributes of each array."""
+        return {name: attributes_of(node) for name, node in self.nodes.items()}
+
+    def meaning(self, name: str) -> dict[str, Any]:
+        """The attributes of an array, with those that bounds take over."""
+        return {**meaning_of_bounds(name, self.attributes.values()), **self.attributes[name]}
+
+    def decoded_by(self, name: str) -> dict[str, Any]:
+        """The attributes of an array as xarray sees them when it decodes the values."""
+        return self.meaning(name) | decoded_by(self.array(name))
 
 
 _LOCKS: Final = [threading.Lock() for _ in range(256)]

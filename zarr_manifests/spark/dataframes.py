@@ -402,6 +402,7 @@ def _dims_of(source: Source, names: Sequence[str], options: WriteOptions) -> lis
         If a variable has other dimensions.
     """
     for name in names:
+        source.array(name)  # which refuses one whose dimensions have no names
         found = source.sizes(name).keys()
         if found != set(options.dims):
             raise InvalidArgumentError(
@@ -425,7 +426,7 @@ def _values(source: Source, name: str, dims: Sequence[str], columns: pa.Schema) 
     stored = array.dtype
     if stored.kind in "biufcMmSU":
         stored = stored.newbyteorder("=")
-    fit = fit_of(name, stored, source.attributes(name))
+    fit = fit_of(name, stored, source.decoded_by(name))
     absent = np.empty(0, stored)
     if decoded.kind in "biufMm":
         unit = {"M": "M8[us]", "m": "m8[us]"}.get(decoded.kind, "f8")
@@ -526,7 +527,7 @@ def _append_labels(
         )
     check_fits(dim, given.type, there, "the labels of that dimension")
     try:
-        fit_of(dim, source.array(dim).dtype, source.attributes(dim)).encoded(labels)
+        fit_of(dim, source.array(dim).dtype, source.decoded_by(dim)).encoded(labels)
     except MisfitError as error:
         told = "; ".join(f"{one.given} would be read back as {one.read}" for one in error.misfits)
         raise InvalidArgumentError(

@@ -244,8 +244,9 @@ def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
     if is_dimension and coordinate is None:
         return Column(name, pa.int64(), {"values": "positions: the dimension has no coordinate"})
     dtype = source.decoded_dtype(name) if coordinate is None else coordinate.dtype
-    attributes, recipe = source.attributes(name), source.recipe(name)
+    attributes, recipe = source.decoded_by(name), source.recipe(name)
     metadata = {each: value for each, value in attributes.items() if _is_plain(value)}
+    metadata.pop("coordinates", None)  # to xarray, it is no attribute
     if source.is_time(name):
         calendar = str(attributes.get("calendar", "standard")).lower()
         if calendar in REAL_CALENDARS and dtype.kind == "M":

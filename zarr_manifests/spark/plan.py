@@ -370,7 +370,7 @@ def _left_by_statistics(
     alike: dict[tuple[Any, ...], list[Comparison]] = {}
     for each in comparisons:
         if each.column in names:
-            shapes = source.arrays[each.column].shape, source.stored_chunk_shape(each.column)
+            shapes = source.array(each.column).shape, source.stored_chunk_shape(each.column)
             alike.setdefault((source.dims[each.column], *shapes), []).append(each)
     for (own_dims, *_), mine in alike.items():
         asked.append([(*mine, *(each for each in comparisons if each.column in own_dims))])

@@ -9,7 +9,7 @@ only metadata; each method documents what it reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
@@ -20,8 +20,8 @@ import zarr
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.bulk import open_here
-from zarr_manifests.decoding import BulkDecoder, decoded, decoded_by, meaning_of_bounds
+from zarr_manifests.bulk import StoredArrays
+from zarr_manifests.decoding import BulkDecoder, decoded
 from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray, corners
@@ -82,7 +82,7 @@ class Recipe(Struct, frozen=True):
         return np.where(known, found * self.step + self.epoch, _NO_TIME).view(self.dtype)
 
 
-class Source:
+class Source(StoredArrays):
     """The variables of one group.
 
     Parameters
@@ -103,18 +103,14 @@ class Source:
     ----------
     group : str
         Its absolute path.
-    arrays : mapping of str to Array
-        The variables by name, in Zarr's order.
     dims : mapping of str to tuple of str
-        Their dimensions.
+        The variables' dimensions, by name.
     """
 
     def __init__(self, session: Session, group: str, *, decode_times: bool = True) -> None:
-        self._decode_times = decode_times
-        path = group.strip("/")
-        self.group = f"/{path}"
-        self._session, self._store = session, session.store.with_read_only(True)
-        contents = contents_of(self._store)
+        contents, path = contents_of(session.store), group.strip("/")
+        super().__init__(contents, path)
+        self._session, self._decode_times, self.group = session, decode_times, f"/{path}"
         node = contents.node(path)
         if node is None or node.array is not None:
             nodes = contents.nodes().items()
@@ -123,32 +119,26 @@ class Source:
                 f"there is no group /{path} in this snapshot; there are: {found or 'none'}"
             )
         self._of_group = attributes_of(node)
-        self.arrays: dict[str, zarr.Array[Any]] = {}
         self.dims: dict[str, tuple[str, ...]] = {}
         self._refused: dict[str, str] = {}
-        for name, node in contents.arrays_in(path).items():
-            dims: Any = node.array_meta.dimension_names or ()
-            if len(dims) != len(node.array_meta.shape) or None in dims:
+        for name in self.nodes:
+            dims: Any = self.meta(name).dimension_names or ()
+            if len(dims) != len(self.meta(name).shape) or None in dims:
                 self._refused[name] = "no names"
             elif len(set(dims)) != len(dims):
                 self._refused[name] = f"a name twice ({', '.join(dims)})"
             else:
-                self.arrays[name], self.dims[name] = open_here(self._store, node.path), dims
+                self.dims[name] = dims
         self._coordinates: dict[str, npt.NDArray[Any] | None] = {}
         self._decoders: dict[str, BulkDecoder | None] = {}
 
     @cached_property
-    def _attributes(self) -> Mapping[str, Mapping[str, Any]]:
-        """By variable, the attributes that xarray decodes its values by."""
-        return {name: decoded_by(array) for name, array in self.arrays.items()}
-
-    @cached_property
     def data_variables(self) -> tuple[str, ...]:
         """Names of the variables that are not coordinates, sorted."""
-        told = [self._of_group, *self._attributes.values()]
+        told = [self._of_group, *(self.attributes[name] for name in self.dims)]
         coordinates = {name for each in told for name in str(each.get("coordinates", "")).split()}
         dimensions = {dim for dims in self.dims.values() for dim in dims}
-        return tuple(sorted(self.arrays.keys() - coordinates - dimensions))
+        return tuple(sorted(self.dims.keys() - coordinates - dimensions))
 
     def array(self, name: str) -> zarr.Array[Any]:
         """Return the array of a variable.
@@ -160,31 +150,26 @@ class Source:
         InvalidArgumentError
             If its dimensions are unnamed, or a name occurs twice.
         """
-        if name in self.arrays:
-            return self.arrays[name]
+        if name in self.dims:
+            return super().array(name)
         if name in self._refused:
             raise InvalidArgumentError(
                 f"the dimensions of {name!r} in group {self.group} have {self._refused[name]}, so "
                 "columns cannot be named after them; give the array other dimension_names"
             )
         data = ", ".join(sorted(self.data_variables)) or "none"
-        coordinates = ", ".join(sorted(self.arrays.keys() - {*self.data_variables})) or "none"
+        coordinates = ", ".join(sorted(self.dims.keys() - {*self.data_variables})) or "none"
         raise NotFoundError(
             f"there is no variable {name!r} in group {self.group}; there are: {data} "
             f"(and coordinates: {coordinates})"
         )
-
-    def sizes(self, name: str) -> dict[str, int]:
-        """The lengths of a variable, which `array` finds, by dimension."""
-        shape = self.array(name).shape
-        return dict(zip(self.dims[name], shape, strict=True))
 
     def coordinate(self, dimension: str, recipe: Recipe | None = None) -> npt.NDArray[Any] | None:
         """The decoded coordinate of a dimension, read once; None if it has none."""
         if dimension not in self._coordinates:
             found = None
             if self.dims.get(dimension) == (dimension,):
-                whole = Box((0,), self.arrays[dimension].shape)
+                whole = Box((0,), self.meta(dimension).shape)
                 found = self.decode(dimension, self.stored(dimension, whole), recipe)
             self._coordinates[dimension] = found
         return self._coordinates[dimension]
@@ -195,7 +180,7 @@ class Source:
         The chunks are fetched and decoded many at a time. If parts of the block are given, only
         their chunks are read, and the other values of the block mean nothing.
         """
-        array = self.arrays[name]
+        array = self.array(name)
         if name not in self._decoders:
             self._decoders[name] = BulkDecoder.of(array.metadata.to_dict(), array.dtype)
         decoder = self._decoders[name]
@@ -221,7 +206,7 @@ class Source:
 
     def _in_whole_shards(self, name: str, part: Box) -> bool:
         """Whether it is best to read whole shards; else Zarr reads only what is due of them."""
-        array = self.arrays[name]
+        array = self.array(name)
         if array.shards is None:
             return True
         sides = zip(part.lo, part.hi, array.shards, array.shape, strict=True)
@@ -233,18 +218,18 @@ class Source:
 
         With `in_shards` it is a shard of a sharded variable, unless a shard is large.
         """
-        array = self.arrays[name]
+        array = self.array(name)
         whole = in_shards and math.prod(array.shards or ()) <= _LARGEST_SHARD_CELLS
         return tuple(array.shards or array.chunks) if whole else tuple(array.chunks)
 
     def stored_chunk_shape(self, name: str) -> tuple[int, ...]:
         """The shape of a stored chunk, which is a shard if the variable is sharded."""
-        array = self.arrays[name]
+        array = self.array(name)
         return tuple(array.shards or array.chunks)
 
     def is_time(self, name: str) -> bool:
         """Whether a variable's numbers are decoded as times."""
-        units = str(self.attributes(name).get("units", ""))
+        units = str(self.decoded_by(name).get("units", ""))
         return self._decode_times and "since" in units and self.array(name).dtype.kind in "iuf"
 
     def decoded_dtype(self, name: str) -> np.dtype[Any]:
@@ -254,12 +239,6 @@ class Source:
         values.
         """
         return self.decode(name, np.empty(0, self.array(name).dtype)).dtype
-
-    def attributes(self, name: str) -> Mapping[str, Any]:
-        """A variable's attributes, including those that bounds inherit from their times."""
-        found = {**meaning_of_bounds(name, self._attributes.values()), **self._attributes[name]}
-        found.pop("coordinates", None)
-        return found
 
     def decode(
         self, name: str, values: npt.NDArray[Any], recipe: Recipe | None = None
@@ -276,18 +255,18 @@ class Source:
             return found
         if not values.size and self.is_time(name):
             return np.empty(values.shape, "M8[us]")  # xarray needs values to choose the type
-        what, how = f"variable {name!r} in group {self.group}", self.attributes(name)
+        what, how = f"variable {name!r} in group {self.group}", self.decoded_by(name)
         found = decoded(what, values, how, decode_times=self._decode_times)
         plain = found.dtype.kind in "TUV" and found.dtype.names is None
         return found.astype(object) if plain else found
 
     def recipe(self, name: str) -> Recipe | None:
         """How tasks decode a variable without xarray; None if they need it. Reads no data."""
-        stored, dtype = self.arrays[name].dtype, self.decoded_dtype(name)
+        stored, dtype = self.array(name).dtype, self.decoded_dtype(name)
         times = dtype.kind in "mM" and stored.kind in "iu" and stored != np.uint64
         if not times and (stored.kind not in "biuf" or dtype.kind not in "biuf"):
             return None
-        attributes = self.attributes(name)
+        attributes = self.decoded_by(name)
         scale, offset = (attributes.get(key) for key in ("scale_factor", "add_offset"))
         given = [fill for key in _FILLS for fill in np.ravel(attributes.get(key, []))]
         sign = {"true": "u", "false": "i"}.get(str(attributes.get("_Unsigned")))

@@ -279,11 +279,11 @@ def _blocks(
     Yields blocks of cells, each with the parts of it that are due, or None for all of it.
     """
     # A packed value is decoded to as many as 8 bytes.
-    row_bytes = sum(max(source.arrays[column.name].dtype.itemsize, 8) for column in job.variables)
+    row_bytes = sum(max(source.array(column.name).dtype.itemsize, 8) for column in job.variables)
     # Of variables that lack a dimension there are fewer chunks.
     names = [each.name for each in job.variables]
     wide = [name for name in names if len(source.dims[name]) == len(job.dimensions)]
-    chunk_cells = min((math.prod(source.arrays[name].chunks) for name in wide), default=1)
+    chunk_cells = min((math.prod(source.array(name).chunks) for name in wide), default=1)
     most = max(min(BLOCK_BYTES // (row_bytes or 1), BLOCK_CHUNKS * chunk_cells), 1)
     chunk_shape = [axis.chunk for axis in job.scan.axes]
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -37,9 +36,8 @@ from xarray.conventions import decode_cf_variable
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
-from zarr_manifests.bulk import document_of, keep_parsed, open_here, read_here
-from zarr_manifests.decoding import REAL_CALENDARS, decoded_by, meaning_of_bounds
-from zarr_manifests.display import attributes_of
+from zarr_manifests.bulk import StoredArrays, document_of, keep_parsed
+from zarr_manifests.decoding import REAL_CALENDARS
 from zarr_manifests.engine.overlay import SessionView, unrecorded
 from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.engine.workspace import TipCheck
@@ -55,7 +53,6 @@ from zarr_manifests.keys import (
     V2_ATTRIBUTES,
     V2_GROUP,
     V3_DOCUMENT,
-    ArrayMeta,
     join,
     split,
 )
@@ -73,7 +70,7 @@ _CLOSE: Final = 1e-6
 _FINE: Final = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
 
-class StoredGroup:
+class StoredGroup(StoredArrays):
     """A group of a snapshot or a session, as Zarr and xarray see it.
 
     Parameters
@@ -85,9 +82,6 @@ class StoredGroup:
 
     Attributes
     ----------
-    nodes : dict of str to Node
-        The arrays right below the group by name; only those of its format, as in Zarr, or all if
-        there is no document of the group.
     exists : bool
         Whether there is a document of the group.
     zarr_format : int
@@ -95,15 +89,12 @@ class StoredGroup:
     """
 
     def __init__(self, contents: SessionView, path: str) -> None:
+        super().__init__(contents, path)
         self._path, self._group = path, contents.node(path)
-        self._store = ManifestStore(contents, read_only=True)
-        self._arrays: dict[str, zarr.Array[Any]] = {}
         self._likes: dict[str, xr.Variable] = {}
-        self._values: dict[str, npt.NDArray[Any]] = {}
         self.exists = self._group is not None
         is_v3 = self._group is None or V3_DOCUMENT in self._group.documents
         self.zarr_format: Literal[2, 3] = 3 if is_v3 else 2
-        self.nodes = contents.arrays_in(path)
 
     @classmethod
     def of(cls, store: ManifestStore, path: str) -> StoredGroup:
@@ -112,42 +103,6 @@ class StoredGroup:
         What is read here is no read of the session, so its commit can still be rebased.
         """
         return cls(unrecorded(contents_of(store)), path)
-
-    def meta(self, name: str) -> ArrayMeta:
-        """Shape, chunks and names of the dimensions of one of its arrays."""
-        found = self.nodes[name].array
-        assert found is not None
-        return found
-
-    def sizes(self, name: str) -> dict[str | None, int]:
-        """The lengths of one of its arrays, by dimension."""
-        meta = self.meta(name)
-        return dict(zip(meta.dimension_names or (), meta.shape, strict=False))
-
-    def array(self, name: str) -> zarr.Array[Any]:
-        """One of its arrays, opened without Zarr's event loop, and read in bulk."""
-        if name not in self._arrays:
-            self._arrays[name] = open_here(self._store, self.nodes[name].path)
-        return self._arrays[name]
-
-    def values(self, name: str) -> npt.NDArray[Any]:
-        """All stored values of one of its arrays."""
-        if name not in self._values:
-            self._values[name] = read_here(self.array(name))
-        return self._values[name]
-
-    @cached_property
-    def attributes(self) -> dict[str, Mapping[str, Any]]:
-        """The attributes of each of its arrays."""
-        return {name: attributes_of(node) for name, node in self.nodes.items()}
-
-    def meaning(self, name: str) -> dict[str, Any]:
-        """The attributes of one of its arrays, with those that bounds take over."""
-        return {**meaning_of_bounds(name, self.attributes.values()), **self.attributes[name]}
-
-    def decoded_by(self, name: str) -> dict[str, Any]:
-        """The attributes of one of its arrays as xarray sees them when it decodes the values."""
-        return self.meaning(name) | decoded_by(self.array(name))
 
     def like(self, name: str) -> xr.Variable:
         """One of its arrays as xarray decodes it, with the encoding for more of its values.
@@ -275,7 +230,7 @@ def check_lengths(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | Non
     lengths: dict[str | None, dict[str, list[str]]] = {}
     for name in sorted({*group.nodes, *given}):
         # No rows stand for some: what comes later is written to the same arrays.
-        after: dict[str | None, int]
+        after: dict[Any, int]
         after = {str(dim): size or dim == append_dim for dim, size in given.get(name, {}).items()}
         if name in group.nodes:
             more, after = after.get(along, 0), group.sizes(name)
