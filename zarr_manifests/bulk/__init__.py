@@ -470,7 +470,7 @@ class StoredArrays:
         self.nodes = contents.arrays_in(path)
 
     def meta(self, name: str) -> ArrayMeta:
-        """Shape, chunks and names of the dimensions of an array."""
+        """Shape, stored chunks (shards, if it has any) and names of the dimensions of an array."""
         return self.nodes[name].array_meta
 
     def sizes(self, name: str) -> dict[str, int]:

@@ -258,7 +258,7 @@ def explain_pruning(
         # A chunk with fewer dimensions counts as the first of those that it is repeated in.
         coords = np.zeros((len(refs), len(dims)), np.int64)
         at = [dims.index(dim) for dim in source.dims[name]]
-        lo = refs.coords * np.array(source.stored_chunk_shape(name), np.int64)
+        lo = refs.coords * np.array(source.meta(name).chunk_shape, np.int64)
         coords[:, at] = lo // np.array(chunk_shape, np.int64)[at]
         numbers, in_range = grid.ravel(coords), np.ones(len(refs), np.bool_)
         for number, along in enumerate(axes):

@@ -312,7 +312,7 @@ def plan_write(
     )
     variables = tuple(_values(source, name, dims, columns) for name in names)
     shape = tuple(axis.size for axis in along)
-    chunks = [dict(zip(source.dims[n], source.stored_chunk_shape(n), strict=True)) for n in names]
+    chunks = [dict(zip(source.dims[n], source.meta(n).chunk_shape, strict=True)) for n in names]
     unit = common_unit([tuple(chunk[dim] for dim in dims) for chunk in chunks], shape)
     sides = [(0, size) for size in shape]
     if options.mode == "append":

@@ -360,7 +360,7 @@ def _left_by_statistics(
         boxes = np.zeros((len(selection.boxes), 2, len(dims)), np.int64)
         boxes[:, 1] = job.shape
         at = [dims.index(dim) for dim in source.dims[name]]
-        boxes[:, :, at] = selection.boxes * np.array(source.stored_chunk_shape(name), np.int64)
+        boxes[:, :, at] = selection.boxes * np.array(source.meta(name).chunk_shape, np.int64)
         return selection, boxes
 
     asked: list[list[tuple[Comparison, ...]]] = []  # the boxes of each are those of any of it
@@ -370,8 +370,9 @@ def _left_by_statistics(
     alike: dict[tuple[Any, ...], list[Comparison]] = {}
     for each in comparisons:
         if each.column in names:
-            shapes = source.array(each.column).shape, source.stored_chunk_shape(each.column)
-            alike.setdefault((source.dims[each.column], *shapes), []).append(each)
+            meta = source.meta(each.column)
+            grid = source.dims[each.column], meta.shape, meta.chunk_shape
+            alike.setdefault(grid, []).append(each)
     for (own_dims, *_), mine in alike.items():
         asked.append([(*mine, *(each for each in comparisons if each.column in own_dims))])
     for each_of in asked if job.tasks else ():

@@ -192,7 +192,7 @@ class Source(StoredArrays):
             where: dict[str, Any] = {"cells": tuple(zip(block.lo, block.hi, strict=True))}
             if list(due) != [block]:
                 lo, hi = corners(due, block.ndim)
-                chunk_shape = np.array(self.stored_chunk_shape(name), np.int64)
+                chunk_shape = np.array(self.meta(name).chunk_shape, np.int64)
                 region, at = listed_in(lo // chunk_shape, -(-hi // chunk_shape))
                 where = {"coords": region.unravel(at)}
             chunks = self._session.read_chunks(array.path, **where)
@@ -220,12 +220,7 @@ class Source(StoredArrays):
         """
         array = self.array(name)
         whole = in_shards and math.prod(array.shards or ()) <= _LARGEST_SHARD_CELLS
-        return tuple(array.shards or array.chunks) if whole else tuple(array.chunks)
-
-    def stored_chunk_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a stored chunk, which is a shard if the variable is sharded."""
-        array = self.array(name)
-        return tuple(array.shards or array.chunks)
+        return self.meta(name).chunk_shape if whole else tuple(array.chunks)
 
     def is_time(self, name: str) -> bool:
         """Whether a variable's numbers are decoded as times."""
