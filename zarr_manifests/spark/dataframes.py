@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xarray as xr
-import zarr
 from msgspec import Struct
 from msgspec.structs import replace
 from pyspark.errors import PySparkAttributeError
@@ -485,16 +484,15 @@ def _append(
     size, there = source.sizes(names[0])[dim], source.coordinate(dim)
     alike = {name: source.dims[name] for name in names} | ({} if there is None else {dim: (dim,)})
     nothing = {name: (own, np.empty((0,) * len(own))) for name, own in alike.items()}
-    check_agreement(xr.Dataset(nothing), StoredGroup.of(store, group), dim)
+    arrays = StoredGroup.of(store, group)
+    check_agreement(xr.Dataset(nothing), arrays, dim)
     if there is None:
         length = _behind(dim, size, distinct(dim, given), options)
     else:
         _append_labels(session, source, given, options)
-        length = zarr.open_array(store, path=join(group, dim), mode="r").shape[0]
+        length = StoredGroup.of(store, group).sizes(dim)[dim]
     for name in names:
-        array = zarr.open_array(store, path=join(group, name), mode="r+")
-        own = zip(source.dims[name], array.shape, strict=True)
-        array.resize(tuple(length if one == dim else n for one, n in own))
+        arrays.open_array_in(store, name, [*(arrays.sizes(name) | {dim: length}).values()])
     return size
 
 
@@ -580,8 +578,9 @@ def _create(
     how: Any = {"group": group, "mode": "a"}
     empty = xr.Dataset(blank, attrs=_attributes(session, group))
     to_session(empty, session, **how, check=False, statistics=False)  # not yet of the right size
+    arrays = StoredGroup.of(store, group)
     for name in names:
-        zarr.open_array(store, path=join(group, name), mode="r+").resize(shape)
+        arrays.open_array_in(store, name, shape)
     if new:
         coordinates = xr.Dataset(coords=new, attrs=empty.attrs)
         to_session(coordinates, session, **how, statistics=options.statistics)
