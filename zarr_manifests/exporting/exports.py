@@ -585,24 +585,15 @@ def _refer(
     path = "/" + source.relative(join(node.path, V3_DOCUMENT)).removesuffix(V3_DOCUMENT).strip("/")
     refused: list[Any] = []
     spec = icechunk.VirtualChunkSpec
+    ranges = np.stack([table.offset, table.length], 1).tolist()
+    checks = [() if file is None else file[1:] for file in files]
     with _told(name):
-        known = {file[1:] for file in files if file is not None}
-        if table.index is None and len(known) == 1:
-            etag, modified = known.pop()
-            columns = table.offset.astype(np.uint64), table.length.astype(np.uint64)
-            given = {"arr_offset": table.box.lo, "checksum": etag or modified}
-            placed = [urls[one] for one in at]
-            found = store.set_virtual_refs_arr(path, table.box.shape, placed, *columns, **given)
-            refused += found or []
-        else:
-            ranges = np.stack([table.offset, table.length], 1).tolist()
-            checks = [() if file is None else file[1:] for file in files]
-            for rows in batched([row for row, one in enumerate(at) if urls[one]], _BATCH):
-                specs = [
-                    spec(coords[row].tolist(), urls[at[row]], *ranges[row], *checks[at[row]])
-                    for row in rows
-                ]
-                refused += store.set_virtual_refs(path, specs) or []
+        for rows in batched([row for row, one in enumerate(at) if urls[one]], _BATCH):
+            specs = [
+                spec(coords[row].tolist(), urls[at[row]], *ranges[row], *checks[at[row]])
+                for row in rows
+            ]
+            refused += store.set_virtual_refs(path, specs) or []
     if refused:
         raise StorageError(
             f"icechunk refuses references of {absolute(node.path)}: {len(refused):,} chunks "
