@@ -45,7 +45,6 @@ from zarr_manifests.errors import (
     plain_text,
 )
 from zarr_manifests.format.chunk_table import NativeRef
-from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.keys import directory
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
@@ -89,7 +88,6 @@ class ManifestStore(Store):
         super().__init__(read_only=read_only)
         self._contents = contents
         self._runtime = runtime
-        self._shown: tuple[BlobRef | None, str] = None, ""
 
     @property
     def _reads(self) -> SessionView:
@@ -167,33 +165,18 @@ class ManifestStore(Store):
         return of.context.repository_id, url, head, lineage, self.read_only
 
     def __repr__(self) -> str:
-        # Zarr calls this for every array that it opens.
-        of = self._contents
-        at = of.head if isinstance(of, ForkState) else self._reads.view.ref
-        known, text = self._shown
-        if known is not at:
-            # Showing an unpickled store does not open it.
-            mode = "read-only" if self.read_only else "writable"
-            storage = of.storage if isinstance(of, ForkState) else self._reads.context.storage
-            url = plain_text(storage.url)
-            text = f"<ManifestStore {url} at {snapshot_id_of(at.key)}, {mode}>"
-            self._shown = at, text
-        return text
+        _, url, head, *_ = self._identity()
+        return f"<ManifestStore {plain_text(url)} at {snapshot_id_of(head)}, {self._mode()}>"
 
     def _repr_html_(self) -> str:
-        of = self._contents
-        if isinstance(of, ForkState):  # showing it does not open it
-            facts = [("at", of.storage.url), ("opened", "at first use")]
-            return html_page("ManifestStore", facts)
-        contents = self._reads
-        view = contents.view
-        mode = "read-only" if self.read_only else "writable"
-        facts = [
-            ("at", contents.context.storage.url),
-            ("snapshot", view.snapshot_id),
-            ("mode", mode),
-        ]
-        return html_page("ManifestStore", facts, contents.nodes())
+        _, url, head, *_ = self._identity()
+        facts = [("at", url), ("snapshot", snapshot_id_of(head)), ("mode", self._mode())]
+        # Showing an unpickled store does not open it.
+        is_open = not isinstance(self._contents, ForkState)
+        return html_page("ManifestStore", facts, self._reads.nodes() if is_open else None)
+
+    def _mode(self) -> str:
+        return "read-only" if self.read_only else "writable"
 
     def __reduce__(self) -> tuple[Any, ...]:
         of = self._contents
