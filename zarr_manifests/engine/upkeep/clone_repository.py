@@ -33,7 +33,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -370,7 +370,7 @@ def _leased(context: Context, snapshots: Iterable[str]) -> Iterator[None]:
                 give_up(context, lease)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Clone:
     """One attempt, from one root of the source."""
 
@@ -385,8 +385,6 @@ class _Clone:
     """The root of the clone with all refs; both are None before there is one."""
     expired: bool = field(init=False)
     tips: dict[str, Branch] = field(init=False)
-    _known: set[str] | None = None
-    _here: set[str] | None = None
 
     @property
     def all_of_it(self) -> bool:
@@ -476,7 +474,7 @@ class _Clone:
         if mine is None:
             floor = tip.floor if self.all_of_it else snapshot_id_of(tip.head.key)
             line = [ref for ref, _ in ages(self.context, tip.head, floor)]
-            due |= {ref.key: ref for ref in line if ref.key not in self._there()}
+            due |= {ref.key: ref for ref in line if ref.key not in self._there}
             if self.expired:
                 floor = snapshot_id_of(line[-1].key)
             return replace(tip, epoch=0, floor=floor)
@@ -528,11 +526,15 @@ class _Clone:
         *_, (oldest, _) = ages(self.there, mine.head, None)
         return snapshot_id_of(oldest.key)
 
+    @cached_property
     def _there(self) -> set[str]:
         """Keys of the snapshots in the history of the clone's branches."""
-        if self._known is None:
-            self._known = set() if self.there is None else _line(self.there, self.branches)
-        return self._known
+        return set() if self.there is None else _line(self.there, self.branches)
+
+    @cached_property
+    def _here(self) -> set[str]:
+        """Keys of the snapshots in the history of these branches here."""
+        return _line(self.context, self.tips)
 
     def _tags(self, tips: Mapping[str, Branch], due: dict[str, BlobRef]) -> dict[str, BlobRef]:
         """The tags that the clone does not have yet; the snapshots they need are added to `due`."""
@@ -554,7 +556,7 @@ class _Clone:
         for ref in found.values():
             floor = snapshot_id_of(ref.key) if self.expired else None
             for older, _ in ages(self.context, ref, floor):
-                if older.key in due or older.key in self._there():
+                if older.key in due or older.key in self._there:
                     break
                 due[older.key] = older
         return found
@@ -594,8 +596,6 @@ class _Clone:
         """Whether the clone needs the object: not a page about snapshots it does not have."""
         if self.whole is None or link.is_within(due):
             return link.is_within(due)
-        if self._here is None:
-            self._here = _line(self.context, self.tips)
         return link.is_within(self._here)
 
     def _complete(self) -> set[str]:

@@ -598,6 +598,3 @@ class ScratchStorage(MemoryStorage):
         found = {info.key: info for info in self._below.list(prefix, after)}
         found |= {info.key: info for info in super().list(prefix, after)}
         yield from (found[key] for key in sorted(found))
-
-    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        return self.get(key, start, length)
