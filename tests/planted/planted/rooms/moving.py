@@ -74,8 +74,8 @@ FAULTS = [
     Fault(
         "icechunk-is-not-told-when-a-file-changed",
         "exporting/exports.py",
-        '"checksum": etag or modified',
-        '"checksum": None',
+        "*ranges[row], *checks[at[row]])",
+        "*ranges[row])",
     ),
     Fault(
         "a-document-in-kerchunk-is-decoded",
