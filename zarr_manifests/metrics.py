@@ -136,18 +136,13 @@ class Meter:
             self._counts[name] += n
             _TOTALS[name] += n
 
-    def read_request(self, read_bytes: int) -> None:
-        """Count a successful read."""
+    def request(self, kind: str, nbytes: int = 0) -> None:
+        """Count a storage call by the name of its count, and the bytes that it reads or writes."""
+        moved = "bytes_read" if kind == "read_requests" else "bytes_written"
         with _LOCK:
             for counts in (self._counts, _TOTALS):
-                counts["read_requests"] += 1
-                counts["bytes_read"] += read_bytes
-
-    def request(self, kind: str, written_bytes: int = 0) -> None:
-        """Count a storage call; `kind` is the name of its count."""
-        self.add(kind)
-        if written_bytes:
-            self.add("bytes_written", written_bytes)
+                counts[kind] += 1
+                counts[moved] += nbytes
 
     def read(self) -> Metrics:
         """The counts at this moment."""

@@ -70,7 +70,7 @@ class MeteredStorage:
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         with self._reading:
             data = self.storage.get(key, start, length)
-        self.meter.read_request(len(data))
+        self.meter.request("read_requests", len(data))
         return data
 
     def read_into(self, key: str, start: int, room: memoryview) -> int | None:
@@ -79,13 +79,13 @@ class MeteredStorage:
         with self._reading:
             count = self.storage.read_into(key, start, room)
         if count is not None:
-            self.meter.read_request(count)
+            self.meter.request("read_requests", count)
         return count
 
     def get_tagged(self, key: str) -> Tagged:
         with self._reading:
             tagged = self.storage.get_tagged(key)
-        self.meter.read_request(len(tagged.data))
+        self.meter.request("read_requests", len(tagged.data))
         return tagged
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
@@ -116,7 +116,7 @@ class MeteredStorage:
     def head(self, key: str) -> ObjectInfo:
         with self._reading:
             info = self.storage.head(key)
-        self.meter.read_request(0)
+        self.meter.request("read_requests")
         return info
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
@@ -137,7 +137,7 @@ class MeteredStorage:
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         with self._reading:
             data = await self.storage.get_async(key, start, length)
-        self.meter.read_request(len(data))
+        self.meter.request("read_requests", len(data))
         return data
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
