@@ -24,7 +24,6 @@ from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
@@ -39,10 +38,6 @@ DOCUMENTS: Final = (V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES)
 _MAX_NDIM: Final = 64
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _INTEGER: Final = frozenset({int})
-_PLAIN_DIGITS: Final = 18
-"""Any number of so many digits is below 2**63."""
-_FEW_KEYS: Final = 8
-"""Up to so many keys are decoded faster one by one."""
 _NUMBER: Final = r"(0|[1-9][0-9]{0,18})"
 _TRANSFORMED: Final = re.compile(rb'"storage_transformers"\s*:\s*\[\s*[^\s\]]')
 
@@ -167,47 +162,23 @@ class ChunkKeys(Struct, frozen=True):
         """Pattern of chunk keys below the array's path, with a group for each axis."""
         return _chunk_key(self.kind, self.separator, ndim)
 
-    def decode_many(
-        self, rests: Sequence[str], ndim: int
-    ) -> tuple[IndexArray, npt.NDArray[np.bool_]]:
-        """Decode many keys at once: coordinates (int64[n, ndim]), and which of them are decoded.
+    def decode_all(self, rests: Sequence[str], ndim: int) -> IndexArray | None:
+        """The coordinates (int64[n, ndim]) of many keys at once; None if one is not a chunk key.
 
-        Works on the text of all keys as one array of bytes. A key that is not decoded may still be
-        an unusual chunk key, so pass it to `decode`.
+        None also for arrays without axes. What is beyond 2**63 becomes the largest number.
 
         Examples
         --------
         >>> from zarr_manifests.keys import ChunkKeys
-        >>> coords, known = ChunkKeys("v2", ".").decode_many(["0.12", "a", "10.3"], 2)
-        >>> coords[known].tolist(), known.tolist()
-        ([[0, 12], [10, 3]], [True, False, True])
+        >>> ChunkKeys("v2", ".").decode_all(["0.12", "10.3"], 2).tolist()
+        [[0, 12], [10, 3]]
         """
-        n, lead = len(rests), int(self.kind == "default")
-        coords, known = np.zeros((n, ndim), np.int64), np.zeros(n, np.bool_)
-        if n <= _FEW_KEYS:
-            for row, rest in enumerate(rests):
-                found = self.decode(rest, ndim)
-                if found and max(found) < 10**_PLAIN_DIGITS:
-                    coords[row], known[row] = found, True
-            return coords, known
-        text = ("\n".join(rests) + "\n").encode(errors="surrogatepass")
-        if not ndim or not n or text.count(b"\n") != n:
-            return coords, known
-        data = np.frombuffer(text, np.uint8)
-        ends = np.flatnonzero((data == ord(self.separator)) | (data == ord("\n")))
-        last = np.flatnonzero(data[ends] == ord("\n"))  # each key's last field
-        rows = np.flatnonzero(np.diff(last, prepend=-1) == ndim + lead)
-        first = last[rows] - (ndim + lead - 1)
-        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
-        good = np.ones(len(rows), np.bool_)
-        if lead:
-            good = (ends[first] - starts[first] == 1) & (data[starts[first]] == ord("c"))
-        for axis in range(ndim):
-            at, end = starts[first + lead + axis], ends[first + lead + axis]
-            coords[rows, axis], valid = _numbers_at(data, at, end - at)
-            good &= valid
-        known[rows[good]] = True
-        return coords, known
+        if not ndim or not all(map(self.pattern(ndim).fullmatch, rests)):
+            return None
+        lead = len(f"c{self.separator}") if self.kind == "default" else 0
+        text = self.separator.join([rest[lead:] for rest in rests])
+        # Text is parsed much faster at once; the pattern has seen that it holds numbers only.
+        return np.fromstring(text, np.int64, sep=self.separator).reshape(-1, ndim)
 
 
 @cache  # bounded by the number of encodings and axes
@@ -217,21 +188,6 @@ def _chunk_key(kind: str, separator: str, ndim: int) -> re.Pattern[str]:
         return re.compile("c" if kind == "default" else "0")
     fields = [_NUMBER] * ndim if kind == "v2" else ["c", *[_NUMBER] * ndim]
     return re.compile(re.escape(separator).join(fields), re.ASCII)
-
-
-def _numbers_at(
-    data: npt.NDArray[np.uint8], start: IndexArray, length: IndexArray
-) -> tuple[IndexArray, npt.NDArray[np.bool_]]:
-    """The decimal numbers at given places of a text, and which of them are canonical."""
-    valid = (length > 0) & (length <= _PLAIN_DIGITS)
-    valid &= (length == 1) | (data[start] != ord("0"))
-    values = np.zeros(len(start), np.int64)
-    for place in range(int(length[valid].max(initial=0))):
-        more = np.flatnonzero(valid & (length > place))
-        digits = data[start[more] + place].astype(np.int64) - ord("0")
-        values[more] = values[more] * 10 + digits
-        valid[more] &= (digits >= 0) & (digits <= 9)
-    return values, valid
 
 
 class GroupMeta(Struct, frozen=True):

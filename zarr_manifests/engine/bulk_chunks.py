@@ -157,8 +157,8 @@ def array_keys(contents: SessionView, keys: Sequence[str]) -> ArrayKeys | None:
     rests = [key[start:] for key in keys if key.startswith(prefix)]
     if len(rests) < len(keys):
         return None
-    coords, known = node.array.chunk_keys.decode_many(rests, grid.ndim)
-    if not known.all() or not (coords < np.array(grid.hi, np.int64)).all():
+    coords = node.array.chunk_keys.decode_all(rests, grid.ndim)
+    if coords is None or not (coords < np.array(grid.hi, np.int64)).all():
         return None
     return ArrayKeys(node, coords, stamp)
 

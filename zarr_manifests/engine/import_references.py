@@ -30,7 +30,6 @@ from typing import Any, Final
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedFormatError
@@ -186,9 +185,11 @@ def _by_array(workspace: Workspace, path: str, references: References) -> tuple[
     for node, rows in below.values():
         for start in range(0, len(rows), _SLICE_KEYS):
             some = np.array(rows[start : start + _SLICE_KEYS], np.int64)
-            coords, known = _decoded(node, path, references.keys, some)
-            parts.setdefault(node.path, []).append((some[known], coords[known]))
-            odd += some[~known].tolist()
+            coords = _decoded(node, path, references.keys, some)
+            if coords is None:
+                odd += some.tolist()
+            else:
+                parts.setdefault(node.path, []).append((some, coords))
     others = []
     for row in odd:  # such as chunks of an array that has another one in its key space
         chunk = workspace.contents.chunk_at(join(path, references.keys[row]))
@@ -216,18 +217,16 @@ def _array_above(workspace: Workspace, place: str) -> Node | None:
         place, _ = split(place)
 
 
-def _decoded(
-    node: Node, path: str, keys: Sequence[str], rows: IndexArray
-) -> tuple[IndexArray, NDArray[np.bool_]]:
-    """Coordinates of the rows' keys, and which of them are surely chunks of the node."""
+def _decoded(node: Node, path: str, keys: Sequence[str], rows: IndexArray) -> IndexArray | None:
+    """Coordinates of the rows' keys; None if one of them may be no chunk of the node."""
     assert node.array is not None
     shape = node.array.grid.shape
     # Imports go to where no array is, so that the node is at `path` or below it.
     inner = node.path[len(path) :].lstrip("/") if path else node.path
     skip = len(inner) + 1 if inner else 0
     rests = [keys[row][skip:] for row in rows.tolist()]
-    coords, known = node.array.chunk_keys.decode_many(rests, len(shape))
-    return coords, known & (coords < np.asarray(shape, np.int64)).all(axis=1)
+    coords = node.array.chunk_keys.decode_all(rests, len(shape))
+    return coords if coords is not None and (coords < np.asarray(shape)).all() else None
 
 
 def _make_room(workspace: Workspace, path: str, document: str) -> None:
