@@ -109,8 +109,7 @@ def run_cat(
 
     session = repo.readonly_session(at)
     node = contents_of(session.store).array_at(array)
-    assert node.array is not None
-    shape = node.array.shape
+    shape = node.array_meta.shape
     asked: Sequence[int | range]
     asked = _corner(shape, limit) if index is None else chosen_axes(index, shape)
     chosen = [one if isinstance(one, range) else range(one, one + 1) for one in asked]
@@ -135,7 +134,7 @@ def run_cat(
         "path": f"/{node.path}",
         "snapshot_id": session.snapshot_id,
         "shape": shape,
-        "dimensions": node.array.dimension_names,
+        "dimensions": node.array_meta.dimension_names,
         "dtype": str(values.dtype),
         "attributes": attributes_of(node),
         **{name: [getattr(one, name) for one in chosen] for name in ("start", "stop", "step")},

@@ -82,8 +82,7 @@ def find_chunks(
 
     def find() -> tuple[Node, ChunkTable | None]:
         node = contents.array_at(path)
-        assert node.array is not None
-        meta = node.array
+        meta = node.array_meta
         if coords is not None:
             return node, _chunks_at(contents, node, meta.grid, coords)
         if cells is None:
@@ -151,13 +150,12 @@ def array_keys(contents: SessionView, keys: Sequence[str]) -> ArrayKeys | None:
     if found is None or contents.has_arrays_below(found[0]):
         return None
     node, _ = found
-    assert node.array is not None
-    prefix, grid = directory(node.path), node.array.grid
+    prefix, grid = directory(node.path), node.array_meta.grid
     start = len(prefix)
     rests = [key[start:] for key in keys if key.startswith(prefix)]
     if len(rests) < len(keys):
         return None
-    coords = node.array.chunk_keys.decode_all(rests, grid.ndim)
+    coords = node.array_meta.chunk_keys.decode_all(rests, grid.ndim)
     if coords is None or not (coords < np.array(grid.hi, np.int64)).all():
         return None
     return ArrayKeys(node, coords, stamp)

@@ -108,7 +108,6 @@ def chunk_statistics(
     """The statistics of the chunks in a box, as `Session.chunk_refs` documents them."""
     node, table = find_chunks(contents, path, box, cells)
     meaning = Meaning.of(node.documents)
-    assert node.array is not None
     zones = None
     if table is not None and meaning.measurable:
         known = zones_of(contents.context, contents.view, [node.node_id], branch)
@@ -116,7 +115,7 @@ def chunk_statistics(
     if zones is None:
         kind = np.dtype("S1") if meaning.dtype.kind in "UV" else meaning.dtype
         nothing, none = np.empty(0, kind), np.empty(0, np.int64)
-        coords, sums = np.empty((0, len(node.array.shape)), np.int64), sum_type(kind)
+        coords, sums = np.empty((0, len(node.array_meta.shape)), np.int64), sum_type(kind)
         found = Bounds(nothing, nothing, none == 0, none, none, none.astype(sums or "f8"), none)
     else:
         coords, found = zones.coords(), zones.bounds
@@ -128,7 +127,7 @@ def chunk_statistics(
         found.bounded,
         found.missing,
         found.nan,
-        clipped_cells(found.clip, node.array.chunk_shape),
+        clipped_cells(found.clip, node.array_meta.chunk_shape),
         np.where(found.sums == NO_SUM, np.nan, found.sums),
     )
 

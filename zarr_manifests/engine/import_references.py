@@ -118,19 +118,18 @@ def import_references(
     expect("chunks", sum(len(rows) for parts in rows_of.values() for rows, _ in parts))
     for place, parts in rows_of.items():
         node = workspace.contents.array_at(place)
-        assert node.array is not None
         rows = np.concatenate([rows for rows, _ in parts])
         coords = np.concatenate([coords for _, coords in parts])
         if not len(rows):
             continue
         if not copy or fetch is None:
             table = _table(workspace, node, references, rows, coords)
-            workspace.put_table(node.path, node.array.grid, table)
+            workspace.put_table(node.path, node.array_meta.grid, table)
             done += len(rows)
             tell("chunks", done)
             continue
         for row, at in zip(rows.tolist(), coords.tolist(), strict=True):
-            key = join(node.path, node.array.chunk_keys.encode(tuple(at)))
+            key = join(node.path, node.array_meta.chunk_keys.encode(tuple(at)))
             data = fetch(keys[row])
             if not data:
                 raise InvalidArgumentError(
@@ -200,9 +199,9 @@ def _by_array(workspace: Workspace, path: str, references: References) -> tuple[
             parts.setdefault(chunk[0].path, []).append((np.array([row], np.int64), one))
     for numbered in references.numbered:
         node = workspace.contents.array_at(join(path, numbered.path) if numbered.path else path)
-        assert node.array is not None
         rows_ = np.arange(numbered.first, numbered.first + len(numbered.chunk))
-        parts.setdefault(node.path, []).append((rows_, node.array.grid.unravel(numbered.chunk)))
+        coords = node.array_meta.grid.unravel(numbered.chunk)
+        parts.setdefault(node.path, []).append((rows_, coords))
     return parts, others
 
 
@@ -219,13 +218,12 @@ def _array_above(workspace: Workspace, place: str) -> Node | None:
 
 def _decoded(node: Node, path: str, keys: Sequence[str], rows: IndexArray) -> IndexArray | None:
     """Coordinates of the rows' keys; None if one of them may be no chunk of the node."""
-    assert node.array is not None
-    shape = node.array.grid.shape
+    shape = node.array_meta.grid.shape
     # Imports go to where no array is, so that the node is at `path` or below it.
     inner = node.path[len(path) :].lstrip("/") if path else node.path
     skip = len(inner) + 1 if inner else 0
     rests = [keys[row][skip:] for row in rows.tolist()]
-    coords = node.array.chunk_keys.decode_all(rests, len(shape))
+    coords = node.array_meta.chunk_keys.decode_all(rests, len(shape))
     return coords if coords is not None and (coords < np.asarray(shape)).all() else None
 
 
@@ -274,8 +272,7 @@ def _write_values(workspace: Workspace, path: str, references: References) -> No
 def _table(
     workspace: Workspace, node: Node, references: References, rows: IndexArray, index: IndexArray
 ) -> ChunkTable:
-    assert node.array is not None
-    order = np.argsort(node.array.grid.ravel(index), kind="stable")
+    order = np.argsort(node.array_meta.grid.ravel(index), kind="stable")
     which = rows[order]
     # Files in the order of the chunks, so that their numbers rise along the table.
     used, first, source = np.unique(
@@ -284,7 +281,7 @@ def _table(
     by_chunk = np.argsort(first)
     used, source = used[by_chunk], np.argsort(by_chunk)[source]
     table = table_of(
-        node.array.grid,
+        node.array_meta.grid,
         workspace.context.containers,
         index[order],
         [references.locations[i] for i in used.tolist()],
@@ -493,8 +490,7 @@ def _write_chunks(
 ) -> None:
     """Set the chunks of an array that differ, and unset those that are gone."""
     ours = workspace.contents.array_at(node.path)
-    assert ours.array is not None
-    grid = ours.array.grid
+    grid = ours.array_meta.grid
     rows = _rows(files, node, grid)
     old_rows = rows[:0] if old_rows is None else old_rows
     _, stay, was = np.intersect1d(
@@ -504,11 +500,11 @@ def _write_chunks(
     if len(gone) and grid.ndim:
         workspace.put_table(node.path, grid, unset_at(gone))
     elif len(gone):
-        workspace.delete(join(node.path, ours.array.chunk_keys.encode(())))
+        workspace.delete(join(node.path, ours.array_meta.chunk_keys.encode(())))
     rows = np.delete(rows, stay[(rows[stay] == old_rows[was]).all(axis=1)], axis=0)
     inline, inlined, known = rows[:, -3] < 0, [*files.inlined], [*files.files]
     for *at, number, _, _ in rows[inline].tolist():
-        key = join(node.path, ours.array.chunk_keys.encode(tuple(at)))
+        key = join(node.path, ours.array_meta.chunk_keys.encode(tuple(at)))
         workspace.set(key, inlined[~number])
     if not inline.all():
         rows = rows[~inline]

@@ -156,8 +156,7 @@ class RefsAhead:
 
     def _fetch(self, view: SnapshotView, node: Node, coords: Coords, most: int) -> None:
         """Begin to fetch the tables that have the refs after this chunk."""
-        assert node.array is not None
-        grid = node.array.grid
+        grid = node.array_meta.grid
 
         def run() -> None:
             with suppress(ManifestsError):  # who reads a chunk gets the error
@@ -174,8 +173,7 @@ class RefsAhead:
         None if their tables have to be fetched.
         """
         self._window = None
-        assert node.array is not None
-        grid = node.array.grid
+        grid = node.array_meta.grid
         following = view.following(node.node_id, coords, most, grid)
         if not following:
             return None if following is None else False
@@ -190,8 +188,7 @@ class RefsAhead:
 
 
 def _key_of(node: Node, coords: Coords) -> str:
-    assert node.array is not None
-    return join(node.path, node.array.chunk_keys.encode(coords))
+    return join(node.path, node.array_meta.chunk_keys.encode(coords))
 
 
 # --- manifests of coordinates -------------------------------------------------------------------

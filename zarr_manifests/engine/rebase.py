@@ -460,8 +460,7 @@ def relocate_changes(
     on, result = rebased.on, rebased.changes
     for move in moves:
         node = result.nodes.get(move.path) or on.nodes[move.path]
-        assert node.array is not None
-        shape = list(node.array.shape)
+        shape = list(node.array_meta.shape)
         shape[move.axis] = move.length
         result.nodes[move.path] = with_shape(node, tuple(shape))
         if move.steps is not None:

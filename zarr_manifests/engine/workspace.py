@@ -530,8 +530,7 @@ class Workspace:
         if table is not None:
             changes.put_table(node.node_id, table)
         if self.edits.is_stored(node):
-            assert node.array is not None
-            changes.truncated[node.node_id] = (0,) * len(node.array.shape)
+            changes.truncated[node.node_id] = (0,) * len(node.array_meta.shape)
 
 
 # --- moving nodes and chunks, without touching a byte of any chunk -------------------------------
@@ -588,7 +587,6 @@ def reindex_chunks(workspace: Workspace, path: str, places: Places) -> None:
 
 def _array(workspace: Workspace, path: str) -> tuple[Node, ArrayMeta]:
     node = workspace.contents.array_at(node_path(path))
-    assert node.array is not None
-    if not node.array.shape:
+    if not node.array_meta.shape:
         raise InvalidArgumentError(f"/{node.path} is a scalar: its chunk cannot be moved")
-    return node, node.array
+    return node, node.array_meta

@@ -552,8 +552,8 @@ class Node(ListRecord, frozen=True, dict=True):
     @property
     def array_meta(self) -> ArrayMeta:
         """The parsed documents of a node that is known to be an array."""
-        assert self.array is not None
-        return self.array
+        assert isinstance(self.meta, ArrayMeta)
+        return self.meta
 
     @property
     def document_keys(self) -> list[str]:

@@ -290,8 +290,7 @@ class _ShownArray(Struct, frozen=True):
     @classmethod
     def at(cls, opened: OpenSnapshot, path: str) -> _ShownArray:
         node = opened.contents.guarded(partial(opened.contents.array_at, path))
-        assert node.array is not None
-        return cls(opened, node, node.array)
+        return cls(opened, node, node.array_meta)
 
     def chunk_map(self) -> ChunkMap:
         # A grid that is long in one direction only gets many lines.

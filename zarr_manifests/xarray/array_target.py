@@ -73,8 +73,7 @@ class ArrayTarget:
         store: Any = array.store
         self.array, self._workspace, self._dtype = array, workspace_of(store), array.dtype
         node = self._workspace.contents.array_at(array.path)
-        assert node.array is not None
-        self.meaning, self._meta = Meaning.of(node.documents), node.array
+        self.meaning, self._meta = Meaning.of(node.documents), node.array_meta
         self._measures = statistics and self.meaning.measurable and self.meaning.lossless
         self._measured: list[tuple[Box, IndexArray, Bounds]] = []
         self._pads = array.shards is None  # to the edge of a chunk

@@ -331,8 +331,8 @@ class DatasetAccessor:
         node = contents_of(store).array_at(array.path)
         if open_here(store, array.path).metadata != array.metadata:
             raise _unknown(name, "its array has changed since")
-        assert node.array is not None
-        dims, along = list(map(str, node.array.dimension_names or ())), dict[str, xr.DataArray]()
+        dims = list(map(str, node.array_meta.dimension_names or ()))
+        along = dict[str, xr.DataArray]()
         places = [np.arange(n)[at] for at, n in zip(key, array.shape, strict=True)]
         if [dim for dim, at in zip(dims, places, strict=True) if at.ndim] != [*shown.dims]:
             raise _unknown(name, "its dimensions have other names than those stored")

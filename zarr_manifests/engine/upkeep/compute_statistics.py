@@ -92,7 +92,6 @@ class _MeasuredArray(Struct, frozen=True):
     @classmethod
     def of(cls, contents: SessionView, node: Node) -> _MeasuredArray | str:
         """The array; the reason if its chunks cannot be measured."""
-        assert node.array is not None
         meaning = Meaning.of(node.documents)
         if not meaning.measurable:
             return "its values have no order that is known"
@@ -102,7 +101,7 @@ class _MeasuredArray(Struct, frozen=True):
         if decoder is None:
             return "it has a codec that is not decoded here"
         weights = cell_weights(contents, node, meaning.weights)
-        return cls(node, node.array, meaning, decoder, laid_out, weights)
+        return cls(node, node.array_meta, meaning, decoder, laid_out, weights)
 
     def measured(self, chunks: Sequence[tuple[Coords, bytes]]) -> Bounds | None:
         """The bounds of some chunks, in their order; None if only Zarr can decode one of them."""
