@@ -14,10 +14,10 @@ Invariants:
   it. But it has options for a proxy, and for hosts to contact without one. So its proxy is a
   listener in this process, which refuses everything and notes the requested host. If the
   environment sets a proxy, requests have to use that one, and redirects are not blocked.
-- Credentials come from a function that is given , from a profile of the
-  AWS configuration, or the client finds them in the environment or from the machine. They are in
-  no option, and so in no pickle. A client of the caller is used as it is, and not pickled if there
-  are secrets among its options.
+- Credentials come from a function that is given, from a profile of the AWS configuration, or the
+  client finds them in the environment or from the machine. They are in no option, and so in no
+  pickle. A client of the caller is used as it is, and not pickled if there are secrets among its
+  options.
 - *No text of the client is passed on.* It contains addresses, some with signed queries, and
   whatever the server sent, which may repeat keys and tokens. Only the kind of the failure, the
   status, and a known error code are passed on.
