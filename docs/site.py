@@ -28,7 +28,11 @@ FETCHED = re.compile(
     r"""|(?:@import\s+|\burl\()["']?(?:https?:)?//[^\s"')]*""",
     re.IGNORECASE,
 )
-STRUCTS = ("msgspec.Struct", "zarr_manifests.config.sections.Section")
+STRUCTS = (
+    "msgspec.Struct",
+    "zarr_manifests.config.sections.Section",
+    "zarr_manifests.reports.version_reports._Changes",
+)
 DATACLASS = ExprName("dataclasses.dataclass")
 
 
