@@ -49,7 +49,7 @@ from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.versions import HEADS, TAGS
 from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.virtual.icechunk_files import IcechunkFiles
-from zarr_manifests.virtual.references import MAX_BYTES, MAX_REFERENCES, References, check_bound
+from zarr_manifests.virtual.references import MAX_BYTES, References, check_bound
 
 if TYPE_CHECKING:
     import icechunk
@@ -142,7 +142,6 @@ def import_kerchunk(
     message: str | None = None,
     branch: str = DEFAULT_BRANCH,
     max_bytes: int = MAX_BYTES,
-    max_references: int = MAX_REFERENCES,
     mode: Literal["w-", "w"] = "w-",
     append_dim: str | None = None,
     remote_protocol: str | None = None,
@@ -164,8 +163,6 @@ def import_kerchunk(
     max_bytes : int
         Bytes that each file of references may have, also unpacked; a parquet file is believed
         what it says of that. References that are not trusted need a process with a memory limit.
-    max_references : int
-        References that `gen` may generate.
     mode : {"w-", "w"}
         Whether there must be nothing at the path, or what is there is replaced.
     append_dim : str, optional
@@ -185,9 +182,9 @@ def import_kerchunk(
         If there is something at the path.
     InvalidArgumentError
         If a reference is malformed, is no chunk of an array, or names a relative path or one
-        with a user or a password in it; or there is more than `max_bytes` or `max_references`.
+        with a user or a password in it; or there is more than `max_bytes`.
     UnsupportedFormatError
-        If there is a template or metadata that is not understood.
+        If there is a template with more than names, or metadata that is not understood.
     UnsupportedStorageError
         If the scheme of a location is not supported.
     VirtualContainerError
@@ -204,7 +201,6 @@ def import_kerchunk(
         references,
         context_of(repository).containers,
         max_bytes=max_bytes,
-        max_references=max_references,
         remote_protocol=remote_protocol,
         storage_options=storage_options,
     )

@@ -1,8 +1,12 @@
 """Reading kerchunk references: documents, inline chunks, and locations of other chunks.
 
 In JSON, version 0 of the references is a map from keys to values or locations. Version 1 adds
-templates and generated references. Sources: kerchunk's "References specification", and the
-reference file system of fsspec for what the specification leaves open.
+templates: a location with `{{name}}` has the text of that name there. Sources: kerchunk's
+"References specification", and the reference file system of fsspec for what it leaves open.
+
+The specification also knows expressions in templates, and references that are generated from them.
+They are a programming language that anybody may have written in a file of references, and kerchunk
+writes neither, so they are refused.
 
 A folder of parquet files has `.zmetadata`, with all documents and a record size R. Each array has
 files `<array>/refs.<n>.parq`, whose row i is chunk n * R + i of the array's grid in C order. The
@@ -18,36 +22,21 @@ Invariants:
   file, each inline chunk, and each parquet file.
 - No file is read that is larger than `max_bytes`, or unpacks to more. What a parquet file unpacks
   to is what its footer states, which stops accidents, and not who writes a false one.
-- An expression in a template has at most `_MOST_CHARS` characters, and numbers are below 2**63. A
-  text can still become long, since it may call another one many times.
-
-Templates are texts with expressions in double braces. Anybody may have written a file of
-references, and a template language such as Jinja is a programming language. Its sandbox keeps a
-template from forbidden objects, but not from working for hours (`{{ 'a' * 10**10 }}`). So only what
-references are known to need is supported, and everything else is an error: names, whole numbers,
-`+ - * // %`, parentheses, a number formatted by `'%03d' % i`, and a template that is called with
-values (`{{ f(c='t2m') }}`).
 """
 # Paths are plain strings here, as in references.py:
 # ruff: noqa: PTH112
 
 from __future__ import annotations
 
-import ast
 import base64
 import gzip
 import io
-import itertools
 import json
-import math
-import operator
 import os
 import re
 import zlib
 from array import array
-from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -69,7 +58,6 @@ from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.containers import WEB, Containers, location_of, parse_location, url_at
 from zarr_manifests.virtual.references import (
     MAX_BYTES,
-    MAX_REFERENCES,
     Files,
     Listing,
     Numbered,
@@ -81,8 +69,6 @@ from zarr_manifests.virtual.references import (
     read_file,
 )
 
-type _Value = int | str
-
 _PART_BYTES: Final = 1 << 20
 _BROKEN: Final = (ValueError, RecursionError, EOFError, OSError, zlib.error, zstandard.ZstdError)
 _MOST: Final = 2**62
@@ -93,16 +79,8 @@ _RECORD: Final = re.compile(r"(?:(.*)/)?refs\.(0|[1-9][0-9]{0,17})\.parq", re.DO
 _COLUMNS: Final = ("path", "offset", "size", "raw")
 _MOST_RECORD: Final = 1 << 22
 _GRIB: Final = re.compile(rb'"id"\s*:\s*"grib"')
-_EXPRESSION: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-_FORMAT: Final = re.compile(r"%0?[0-9]{0,2}d")
-_MOST_CHARS: Final = 200
-_OPERATORS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+_NAME: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_JINJA: Final = re.compile(r"\{[{%#]")
 
 
 def read_kerchunk(
@@ -110,7 +88,6 @@ def read_kerchunk(
     containers: Containers,
     *,
     max_bytes: int = MAX_BYTES,
-    max_references: int = MAX_REFERENCES,
     remote_protocol: str | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> References:
@@ -129,8 +106,6 @@ def read_kerchunk(
         Places whose files may be inspected.
     max_bytes : int
         The most bytes of one file of references, also unpacked.
-    max_references : int
-        The most references that templates may generate.
     remote_protocol : str, optional
         The scheme of locations without one, such as `s3`.
     storage_options : mapping, optional
@@ -143,12 +118,11 @@ def read_kerchunk(
     InvalidArgumentError
         If it is malformed, or exceeds a bound.
     UnsupportedFormatError
-        If its templates or metadata are not supported.
+        If its templates or its version are not supported.
     VirtualContainerError
         If a chunk is a whole file of unknown size.
     """
     check_bound("max_bytes", max_bytes)
-    check_bound("max_references", max_references)
     if remote_protocol is not None:
         url_at(*parse_location(f"{remote_protocol}://name"))  # says if there is no such scheme
     files = Files(containers, remote_protocol)
@@ -158,7 +132,7 @@ def read_kerchunk(
         if folder is not None:
             return _parquet(folder, files)
         given = _loaded(read_file(url, max_bytes, storage_options), url, max_bytes)
-    refs, templates = _parts(given, max_references)
+    refs, texts = _parts(given)
     values: dict[str, bytes] = {}
     keys: list[str] = []
     rows = array("q")
@@ -171,8 +145,7 @@ def read_kerchunk(
         if type(url) is not str or not whole or (nbytes < 0 and len(ref) == 3):
             raise _malformed(key)
         keys.append(key)
-        url = templates.render(url) if "{" in url else url
-        rows.extend((files.number(key, url), first, nbytes))
+        rows.extend((files.number(key, _filled(url, texts)), first, nbytes))
     for key, document in values.items():
         if key.endswith(".zarray") and _GRIB.search(document):
             need(f"{key.removesuffix('/.zarray')!r}, of GRIB messages,", "grib", "eccodes")
@@ -237,59 +210,52 @@ def _loaded(data: bytes, url: str, max_bytes: int) -> Any:
         raise InvalidArgumentError(f"{url} is not JSON: {error}") from error
 
 
-def _parts(found: Any, most: int) -> tuple[Mapping[str, Any], Templates]:
-    """All references, including generated ones, and the templates."""
-    given: Any = {}
-    generators: Any = []
+def _parts(found: Any) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """All references, and the texts of the templates by name."""
+    texts: Any = {}
     if isinstance(found, Mapping) and not {"version", "refs"}.isdisjoint(found):
         if found.get("version", 1) != 1:
             raise UnsupportedFormatError(
                 f"kerchunk references of version {str(found['version'])[:20]!r} are not known"
             )
-        given, generators = found.get("templates") or {}, found.get("gen") or []
-        found = found.get("refs", {})
-    maps = isinstance(given, Mapping) and isinstance(found, Mapping)
-    if not (maps and isinstance(generators, list) and all(isinstance(key, str) for key in found)):
+        if found.get("gen"):
+            raise _not_plain("'gen'")
+        texts, found = found.get("templates") or {}, found.get("refs", {})
+    maps = isinstance(texts, Mapping) and isinstance(found, Mapping)
+    if not maps or not all(isinstance(text, str) for text in (*found, *texts, *texts.values())):
         raise InvalidArgumentError(
-            "kerchunk references are a map from keys to references, 'templates' a map, 'gen' a list"
+            "kerchunk references are a map from keys to references, 'templates' one to texts"
         )
-    templates = Templates(given)
-    if generators:
-        # As in fsspec: generated references replace listed ones.
-        found = dict(found) | dict(_generated(generators, templates, most))
-    return found, templates
+    for text in texts.values():
+        if "{{" in text:
+            raise _not_plain(text)
+    return found, texts
 
 
-def _generated(generators: list[Any], templates: Templates, most: int) -> Iterator[tuple[str, Any]]:
-    left = most
-    for number, one in enumerate(generators):
-        try:
-            key, url, dimensions = str(one["key"]), str(one["url"]), one["dimensions"]
-            spans = [str(one[name]) for name in ("offset", "length") if name in one]
-            axes = [
-                axis
-                if isinstance(axis, list)
-                else range(axis.get("start", 0), axis["stop"], axis.get("step", 1))
-                for axis in dimensions.values()
-            ]
-            count = math.prod(map(len, axes))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+def _filled(url: str, texts: Mapping[str, str]) -> str:
+    """The URL with texts in place of the names in double braces."""
+    if "{{" not in url:
+        return url
+    parts = _NAME.split(url)
+    if any(_JINJA.search(literal) for literal in parts[::2]):
+        raise _not_plain(url)
+    for place in range(1, len(parts), 2):
+        if parts[place] not in texts:
+            known = ", ".join(sorted(texts)[:10]) or "none"
             raise InvalidArgumentError(
-                f"'gen' number {number} of the kerchunk references is malformed: it needs key, url "
-                "and dimensions, each of them a list, or start, stop and step as whole numbers"
-            ) from error
-        left -= count
-        if left < 0:
-            raise InvalidArgumentError(
-                f"the kerchunk references generate more than {most} others: write them to parquet, "
-                "which is read without work for each, or pass a larger max_references="
+                f"{url[:80]!r} needs the template {parts[place][:80]!r}, which is not defined; "
+                f"known: {known}"
             )
-        for values in itertools.product(*axes) if count else ():
-            names = dict(zip(dimensions, values, strict=True))
-            texts = [templates.render(text, names) for text in spans]
-            # What is no number is refused with the other references.
-            span = [int(text) if text.isdecimal() and len(text) < 20 else text for text in texts]
-            yield templates.render(key, names), [templates.render(url, names), *span]
+        parts[place] = texts[parts[place]]
+    return "".join(parts)
+
+
+def _not_plain(what: str) -> UnsupportedFormatError:
+    return UnsupportedFormatError(
+        f"the kerchunk references have more than names in templates: {what[:80]}. Expand them with "
+        "fsspec, if you trust who wrote them, and import the mapping "
+        'fsspec.filesystem("reference", fo=..., simple_templates=False).references'
+    )
 
 
 def _parquet(place: Listing, files: Files) -> References:
@@ -401,114 +367,3 @@ def _columns(
         raise InvalidArgumentError(
             f"{place.name}/{key} cannot be read as parquet with {', '.join(_COLUMNS)}: {error}"
         ) from error
-
-
-# --- templates -------------------------------------------------------------------------------
-
-
-class Templates:
-    """Named texts that other texts may use.
-
-    Parameters
-    ----------
-    texts : mapping of str to str
-        Texts by name. A text with an expression is called; others are inserted unchanged.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If names or texts are not strings.
-
-    Examples
-    --------
-    >>> from zarr_manifests.virtual.kerchunk import Templates
-    >>> templates = Templates({"u": "s3://winds", "f": "{{c}}.nc"})
-    >>> templates.render("{{u}}/{{ '%02d' % (i + 1) }}/{{ f(c='t') }}", {"i": 6})
-    's3://winds/07/t.nc'
-    """
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        if not all(isinstance(text, str) for pair in texts.items() for text in pair):
-            raise InvalidArgumentError("kerchunk templates are a map from names to texts")
-        self._texts = dict(texts)
-        self._plain: dict[str, _Value] = {k: v for k, v in texts.items() if "{{" not in v}
-
-    def render(self, text: str, values: Mapping[str, _Value] | None = None) -> str:
-        """Return the text with its expressions evaluated.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a name is unknown, or a number is divided by zero or beyond 2**63.
-        UnsupportedFormatError
-            If an expression is not supported.
-        """
-        if "{" not in text:
-            return text
-        names = ChainMap(dict(values or {}), self._plain)
-        parts = _EXPRESSION.split(text)
-        if any(sign in literal for literal in parts[::2] for sign in ("{{", "{%", "{#")):
-            raise _not_understood(text)
-        for place in range(1, len(parts), 2):
-            try:
-                tree = _parsed(parts[place])
-            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                raise _not_understood(text) from error
-            parts[place] = str(self._value(text, tree, names))
-        return "".join(parts)
-
-    def _value(self, text: str, node: ast.expr, names: Mapping[str, _Value]) -> _Value:
-        match node:
-            case ast.Constant(int() | str() as value) if type(value) is not bool:
-                pass
-            case ast.Name(name):
-                if name not in names:
-                    known = ", ".join(sorted(names)[:10]) or "none"
-                    raise _wrong(text, f"needs {name!r}, which is not defined; known: {known}")
-                value = names[name]
-            case ast.UnaryOp(ast.USub(), operand):
-                value = -self._number(text, operand, names)
-            case ast.BinOp(ast.Constant(str(form)), ast.Mod(), right) if _FORMAT.fullmatch(form):
-                value = form % self._number(text, right, names)
-            case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
-                numbers = [self._number(text, operand, names) for operand in (left, right)]
-                try:
-                    value = _OPERATORS[type(sign)](*numbers)
-                except ZeroDivisionError as error:
-                    raise _wrong(text, "divides by zero") from error
-            case ast.Call(ast.Name(name), [], keywords) if name in self._texts and all(
-                each.arg for each in keywords
-            ):
-                given = {str(each.arg): self._value(text, each.value, names) for each in keywords}
-                # It sees only its arguments, so templates cannot call each other recursively.
-                value = Templates({}).render(self._texts[name], given)
-            case _:
-                raise _not_understood(text)
-        if isinstance(value, int) and abs(value) >= 2**63:
-            raise _wrong(text, "goes beyond 2**63")
-        return value
-
-    def _number(self, text: str, node: ast.expr, names: Mapping[str, _Value]) -> int:
-        value = self._value(text, node, names)
-        if type(value) is not int:
-            raise _wrong(text, f"needs a number, not the text {str(value)[:80]!r}")
-        return value
-
-
-@lru_cache(maxsize=1000)
-def _parsed(source: str) -> ast.expr:
-    if len(source) > _MOST_CHARS:
-        raise ValueError("too long")
-    return ast.parse(source.strip(), mode="eval").body
-
-
-def _wrong(text: str, why: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"the kerchunk template {text[:80]!r} {why}")
-
-
-def _not_understood(text: str) -> UnsupportedFormatError:
-    return UnsupportedFormatError(
-        f"the kerchunk template {text[:80]!r} is not supported: names, whole numbers, + - * // %, "
-        "'%03d' % number and template(name=value) are. Write the references out, for instance "
-        "by kerchunk itself"
-    )

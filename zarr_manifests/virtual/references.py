@@ -54,8 +54,6 @@ from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 MAX_BYTES: Final = 1 << 30
 """The most bytes that an import reads at once, unless it is told otherwise."""
-MAX_REFERENCES: Final = 1 << 20
-"""The most references that templates generate, unless an import is told otherwise."""
 _DOCUMENTS: Final = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 _LISTING: Final = "looking for files"
 

@@ -1,4 +1,4 @@
-"""kerchunk references: in JSON, generated, in parquet files, and appended day after day."""
+"""kerchunk references: in JSON, with templates, in parquet files, and appended day after day."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ def zarray(shape: list[int], chunks: list[int], dtype: str = "<f4") -> dict[str,
     return fields | {"compressor": None, "filters": None, "fill_value": 0}
 
 
-# --- generated -------------------------------------------------------------------------------
-
-
-ARRAY = zarray([20, 3], [1, 1], "<i2")
+# --- templates -------------------------------------------------------------------------------
 
 
 def generated(url: str) -> dict[str, Any]:
@@ -64,79 +61,57 @@ def generated(url: str) -> dict[str, Any]:
                 "length": "2",
                 "dimensions": {"i": {"stop": 19}, "j": [0, 1, 2]},
             },
-            {
-                "key": "t/19.{{ j }}",
-                "url": "{{ u }}/part-0{{ j // 2 * 2 }}.bin",
-                "offset": "{{ 30 - 2 * (j % 2) }}",
-                "length": "{{ 1 + 1 }}",
-                "dimensions": {"j": {"start": 2, "stop": -1, "step": -1}},
-            },
         ],
-        "refs": {".zgroup": '{"zarr_format": 2}', "t/.zarray": json.dumps(ARRAY), "t/0.0": "x"},
+        "refs": {
+            ".zgroup": '{"zarr_format": 2}',
+            "t/.zarray": json.dumps(zarray([20, 3], [1, 1], "<i2")),
+            "t/19.0": ["{{u}}/part-00.bin", 30, 2],
+        },
     }
 
 
-def test_generated_references_are_those_that_fsspec_generates(
-    repo: zm.Repository, tmp_path: Path
-) -> None:
+def test_what_fsspec_expands_is_imported(repo: zm.Repository, tmp_path: Path) -> None:
     for j in range(3):
         data = np.arange(200, dtype="<i2") + 1000 * j
         (tmp_path / f"part-0{j}.bin").write_bytes(data.tobytes())
-    fs = fsspec.filesystem(
-        "reference",
-        fo=generated(tmp_path.as_uri()),
-        simple_templates=False,
-        skip_instance_cache=True,
-    )
-    zm.virtual.import_kerchunk(repo, generated(tmp_path.as_uri()))
-    store = repo.readonly_session().store
-    found = store.get_virtual_refs("t")
-    urls = [found.locations[source] for source in found.source]
-    rows = zip(urls, found.offset.tolist(), found.length.tolist(), strict=True)
-    keys = [f"t/{i}.{j}" for i, j in found.index.tolist()]
-    expected = {key: tuple(ref) for key, ref in fs.references.items() if isinstance(ref, list)}
-    assert dict(zip(keys, rows, strict=True)) == expected
-    values = zarr.open_array(store, path="t", mode="r")[:]
+    references = generated(tmp_path.as_uri())
+    with pytest.raises(UnsupportedFormatError, match=r"'gen'.*simple_templates=False"):
+        zm.virtual.import_kerchunk(repo, references)
+    how: Any = {"simple_templates": False, "skip_instance_cache": True}
+    files = fsspec.filesystem("reference", fo=references, **how)
+    zm.virtual.import_kerchunk(repo, files.references)
+    values = zarr.open_array(repo.readonly_session().store, path="t", mode="r")[:]
     assert values[:19].tolist() == [[5 + 5 * i + 1000 * j for j in range(3)] for i in range(19)]
-    assert values[19].tolist() == [15, 14, 2015]
+    assert values[19].tolist() == [15, 0, 0]
 
 
-GENERATOR: dict[str, Any] = {"key": "t/{{i}}.0", "url": "/a", "offset": "{{i}}", "length": "1"}
-GENERATOR["dimensions"] = {"i": {"stop": 3}}
-
-
-def imported(references: dict[str, Any], **options: Any) -> int:
-    """How many references to chunks there are of an array `t`."""
+def imported(references: dict[str, Any], **options: Any) -> tuple[str, ...]:
+    """The locations of chunks of an array `t`."""
     repo = zm.create(MemoryStorage())
     zm.virtual.import_kerchunk(repo, references, **options)
-    return len(repo.readonly_session().store.get_virtual_refs("t"))
+    return repo.readonly_session().store.get_virtual_refs("t").locations
 
 
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"key": 5}, InvalidArgumentError),
-        ({"dimensions": {"i": {"stop": 2**40}}}, InvalidArgumentError),
-        ({"dimensions": {"i": {"stop": 3, "step": 0}}}, InvalidArgumentError),
-        ({"offset": "{{i - 1}}"}, InvalidArgumentError),
-        ({"offset": None}, InvalidArgumentError),
-        ({"offset": "{{ 'a' * 10 }}"}, InvalidArgumentError),
-        ({"offset": "{{ 10**10 }}"}, UnsupportedFormatError),
-    ],
-)
-def test_generators_that_are_refused(change: dict[str, Any], error: type[ManifestsError]) -> None:
-    refs = {"t/.zarray": ARRAY}
-    assert imported({"refs": refs, "gen": [GENERATOR]}) == 3
-    with pytest.raises(error):
-        imported({"refs": refs, "gen": [GENERATOR | change]})
+def filled(url: str) -> dict[str, Any]:
+    """References to one chunk, at a location that may have templates."""
+    texts = {"u": "s3://winds", "name": "a"}
+    return {"templates": texts, "refs": {"t/.zarray": zarray([1], [1]), "t/0": [url, 0, 4]}}
 
 
-def test_what_is_generated_is_bounded_together() -> None:
-    references: dict[str, Any] = {"refs": {"t/.zarray": ARRAY}, "gen": [GENERATOR, GENERATOR]}
-    assert imported(references, max_references=6) == 3
-    references["gen"] += [GENERATOR]
-    with pytest.raises(InvalidArgumentError, match="max_references="):
-        imported(references, max_references=6)
+def test_names_are_replaced_by_their_texts_once() -> None:
+    for url in ("{{u}}/{{ name }}.nc", "s3://winds/{{name}}.nc"):
+        assert imported(filled(url)) == ("s3://winds/a.nc",)
+    assert imported(filled("s3://winds/{u}.nc")) == ("s3://winds/%7Bu%7D.nc",)
+    with pytest.raises(InvalidArgumentError, match="'v', which is not defined; known: name, u"):
+        imported(filled("{{v}}"))
+
+
+@pytest.mark.parametrize("url", ["{{u + 1}}", "{{u}}{% raw %}", "{{u", "{{u(c=1)}}", "{{'a' * 9}}"])
+def test_expressions_are_refused(url: str) -> None:
+    with pytest.raises(UnsupportedFormatError, match="Expand them with fsspec"):
+        imported(filled(url))
+    with pytest.raises(UnsupportedFormatError, match="Expand them with fsspec"):
+        imported({"templates": {"u": url}, "refs": {}})
 
 
 @pytest.mark.parametrize(
@@ -146,7 +121,8 @@ def test_what_is_generated_is_bounded_together() -> None:
         ({"a": ["https:me:secret@h", 0, 1]}, "^https: lacks its two slashes"),
         ({"\ud800": ["file:///a", 0, 1]}, "Unicode"),
         ({"a": ["file:///a", 0, True]}, "malformed"),
-        ({"version": 1, "templates": [], "gen": {"a": 1}, "refs": {}}, "'gen' a list"),
+        ({"version": 1, "templates": ["a"], "refs": {}}, "'templates' one to texts"),
+        ({"version": 1, "templates": {"a": 1}, "refs": {}}, "'templates' one to texts"),
         ({"version": 2, "refs": {}}, "version"),
     ],
 )

@@ -108,12 +108,6 @@ FAULTS = [
         "if False:",
     ),
     Fault(
-        "generated-references-are-not-counted",
-        "virtual/kerchunk.py",
-        "left -= count",
-        "pass",
-    ),
-    Fault(
         "what-references-unpack-to-is-not-counted",
         "virtual/kerchunk.py",
         'check_bytes(f"{url}, unpacked,", len(unpacked), max_bytes)',
