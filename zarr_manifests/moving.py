@@ -143,7 +143,6 @@ def import_kerchunk(
     branch: str = DEFAULT_BRANCH,
     max_bytes: int = MAX_BYTES,
     mode: Literal["w-", "w"] = "w-",
-    append_dim: str | None = None,
     remote_protocol: str | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> str:
@@ -165,10 +164,6 @@ def import_kerchunk(
         what it says of that. References that are not trusted need a process with a memory limit.
     mode : {"w-", "w"}
         Whether there must be nothing at the path, or what is there is replaced.
-    append_dim : str, optional
-        Append to the arrays at the path along this dimension; if nothing is there, they are
-        made. Arrays must end with a whole chunk, and those without the dimension stay as they
-        are.
     remote_protocol : str, optional
         The scheme of locations without one, such as `s3`.
     storage_options : mapping, optional
@@ -192,10 +187,8 @@ def import_kerchunk(
     ImportError
         If pyarrow is due and not installed, or eccodes for chunks that are GRIB messages.
     """
-    if mode not in ("w-", "w") or (append_dim is not None and mode == "w"):
-        raise InvalidArgumentError(
-            f"mode={mode!r}: give 'w-' or 'w'; append_dim and mode='w' exclude each other"
-        )
+    if mode not in ("w-", "w"):
+        raise InvalidArgumentError(f"mode={mode!r}: give 'w-' or 'w'")
     repository = repository_of(repo)
     found = virtual.kerchunk.read_kerchunk(
         references,
@@ -204,15 +197,8 @@ def import_kerchunk(
         remote_protocol=remote_protocol,
         storage_options=storage_options,
     )
-    return _import(
-        repository,
-        found,
-        path,
-        message or "import kerchunk references",
-        branch,
-        replace=mode == "w",
-        append_dim=append_dim,
-    )
+    told = message or "import kerchunk references"
+    return _import(repository, found, path, told, branch, replace=mode == "w")
 
 
 def import_icechunk(
@@ -488,13 +474,12 @@ def _import(
     *,
     copy: bool = False,
     replace: bool = False,
-    append_dim: str | None = None,
 ) -> str:
     session = repository.writable_session(branch)
     workspace = workspace_of(session.store)
     if replace:
         workspace.delete_below(directory(node_path(path)))
-    import_references(workspace, path, references, copy=copy, append_dim=append_dim)
+    import_references(workspace, path, references, copy=copy)
     return session.commit(message)
 
 

@@ -223,7 +223,6 @@ def run_import_kerchunk(
     *,
     path: str = "/",
     replace: bool = False,
-    append_dim: str | None = None,
     remote_protocol: str | None = None,
     branch: str = "main",
     message: str | None = None,
@@ -242,14 +241,11 @@ def run_import_kerchunk(
         Where to in the repository.
     replace :
         Replace what is at the path.
-    append_dim :
-        Append along this dimension.
     remote_protocol :
         Scheme of locations without one.
     """
-    how: Any = {"message": message, "branch": branch, "append_dim": append_dim}
+    how: Any = {"message": message, "branch": branch, "max_bytes": max_bytes}
     how |= {"mode": "w" if replace else "w-", "remote_protocol": remote_protocol}
-    how |= {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(references, from_option, "--from-option") or None
     take_in = zm.virtual.import_kerchunk
     return _into(url, option, container, lambda repo: take_in(repo, references, path, **how))

@@ -1,13 +1,9 @@
 """Importing references into a workspace: documents are written, chunks referred to or copied.
 
-References may continue arrays that are there along a dimension, as a later file continues the
-first.
-
 Documents come first, so that the workspace itself knows which key is a chunk of which array. The
 refs of each array are then set as one table. Keys are parsed one array at a time.
 
-Invariant: nothing that exists already is changed but the shape of arrays that are appended to, and
-nothing is left out.
+Invariant: nothing that exists already is changed, and nothing is left out.
 
 Bringing a workspace from one icechunk snapshot to the next: nodes, documents and chunk refs
 --------------------------------------------------------------------------------------------
@@ -22,14 +18,11 @@ unset.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedFormatError
@@ -43,15 +36,13 @@ from zarr_manifests.keys import (
     V3_DOCUMENT,
     ArrayMeta,
     join,
-    node_documents,
     parse_document,
-    parse_documents,
     split,
 )
 from zarr_manifests.planning.merge import unset_at
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.virtual.icechunk_files import ForeignNode, IcechunkFiles
-from zarr_manifests.virtual.references import Numbered, References
+from zarr_manifests.virtual.references import References
 from zarr_manifests.virtual.virtual_refs import table_of
 
 _SLICE_KEYS: Final = 1 << 17
@@ -61,10 +52,6 @@ _GROUPS: Final = {
     V2_GROUP: b'{"zarr_format":2}',
 }
 _DOCUMENTS: Final = frozenset({V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES})
-_ENCODINGS: Final = (
-    *("_FillValue", "missing_value", "scale_factor", "add_offset", "units", "calendar"),
-    *("_Unsigned", "_ARRAY_DIMENSIONS"),
-)
 _LOG = logging.getLogger(__name__)
 
 
@@ -74,7 +61,6 @@ def import_references(
     references: References,
     *,
     copy: bool = False,
-    append_dim: str | None = None,
 ) -> None:
     """Put what `references` say below `path`.
 
@@ -89,26 +75,19 @@ def import_references(
         copied, as other files in a Zarr store; else they are refused.
     copy : bool
         Whether chunks are fetched, and not referred to.
-    append_dim : str, optional
-        The dimension along which they continue what is there, if anything is.
 
     Raises
     ------
     AlreadyExistsError
         If there is something at the path.
     InvalidArgumentError
-        If an entry cannot be had under its key, or is too large; or what is there cannot be
-        continued: an array does not exist or does not fit, or none has the dimension, or one
-        without it has other values in the references than are there.
+        If an entry cannot be had under its key, or is too large.
     UnsupportedFormatError
         If an array's metadata is not understood.
     """
     path = path.strip("/")
-    if append_dim is not None and any(workspace.contents.within(path)):
-        references = _appended(workspace, path, references, append_dim)
-    else:
-        v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
-        _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
+    v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
+    _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
     _write_values(workspace, path, references)
     rows_of, others = _by_array(workspace, path, references)
     keys, fetch = references.keys, references.fetch
@@ -293,148 +272,6 @@ def _table(
     )
     assert table is not None  # there is at least one row
     return table
-
-
-class _Moved(Struct, frozen=True):
-    """An array that grows along an axis: its chunks begin at `first` there."""
-
-    meta: ArrayMeta
-    axis: int
-    first: int
-    grid: Box
-    documents: Mapping[str, bytes]
-
-
-def _appended(workspace: Workspace, path: str, references: References, dim: str) -> References:
-    """The references, moved behind what is there along the dimension.
-
-    Arrays with the dimension grow: their chunks get later keys, and their documents a larger shape.
-    Arrays without it have to be as they are already, and their references are left out; so are
-    groups. Existing chunks decode as before: what differs in anything but the length along the
-    dimension is refused by name.
-    """
-    found: dict[str, dict[str, bytes]] = {}
-    chunks = {}
-    for key, value in references.values.items():
-        folder, name = split(key)
-        if name in _DOCUMENTS or name == ".zmetadata":
-            found.setdefault(folder, {})[name] = value
-        else:
-            chunks[key] = value
-    moved: dict[str, _Moved | None] = {}
-    values: dict[str, bytes] = {}
-    for inner, documents in found.items():
-        used = node_documents(documents)
-        meta = parse_documents(used)
-        if isinstance(meta, ArrayMeta):
-            node = workspace.contents.node(join(path, inner) if inner else path)
-            one = _moved(inner, used, meta, {} if node is None else node.documents, dim)
-            moved[inner] = one
-            values |= {join(inner, k): v for k, v in one.documents.items()} if one else {}
-    if not any(moved.values()):
-        raise InvalidArgumentError(f"no array in the references has the dimension {dim!r}")
-    for key, value in chunks.items():
-        new = _moved_key(key, moved)
-        if new is not None:
-            values[new] = value
-            continue
-        entry = workspace.contents.find(join(path, key))
-        if entry is None or workspace.contents.reader.read(entry, 0, entry.length) != value:
-            raise InvalidArgumentError(
-                f"the chunk {key} has other bytes than here, and its array does not have the "
-                f"dimension {dim!r}, so it would stay as it is. If the values are the same in "
-                "another encoding, take the array out of the references"
-            )
-    keys = [_moved_key(key, moved) for key in references.keys]
-    kept = [row for row, key in enumerate(keys) if key is not None]
-    rows, numbered, count = [np.array(kept, np.int64)], [], len(kept)
-    for part in references.numbered:
-        one = moved.get(part.path)
-        if one is not None:
-            coords = one.meta.grid.unravel(part.chunk)
-            coords[:, one.axis] += one.first
-            numbered.append(Numbered(part.path, count, one.grid.ravel(coords)))
-            rows.append(np.arange(part.first, part.first + len(part.chunk)))
-            count += len(part.chunk)
-    at = np.concatenate(rows)
-    return replace(
-        references,
-        values=values,
-        keys=tuple(key for key in keys if key is not None),
-        source=references.source[at],
-        offset=references.offset[at],
-        length=references.length[at],
-        numbered=tuple(numbered),
-    )
-
-
-def _moved_key(key: str, moved: Mapping[str, _Moved | None]) -> str | None:
-    """The new key of a chunk; None if its array stays as it is."""
-    path = split(key)[0]
-    while path and path not in moved:
-        path = split(path)[0]
-    one = moved.get(path)
-    if path in moved and one is None:
-        return None
-    rest = key[len(path) :].lstrip("/")
-    coords = None if one is None else one.meta.chunk_keys.decode(rest, len(one.meta.shape))
-    if one is None or coords is None:
-        raise InvalidArgumentError(f"reference {key[:200]!r} is no chunk of an array")
-    at = tuple(c + (one.first if i == one.axis else 0) for i, c in enumerate(coords))
-    return join(path, one.meta.chunk_keys.encode(at))
-
-
-def _moved(
-    path: str, new: Mapping[str, bytes], meta: ArrayMeta, old: Mapping[str, bytes], dim: str
-) -> _Moved | None:
-    """How an array moves; None if it has no such dimension and is there already."""
-    was = parse_documents(old)
-    if not isinstance(was, ArrayMeta):
-        raise InvalidArgumentError(f"there is no array /{path} to append to")
-    names = meta.dimension_names or ()
-    axis = names.index(dim) if dim in names else -1
-    there, here = _decoding(old), _decoding(new)
-    for name in {**there, **here}:
-        a, b = there.get(name), here.get(name)
-        if json.dumps(a) != json.dumps(b):
-            raise InvalidArgumentError(
-                f"/{path} has another {name} than the references: {a} there, {b} here"
-            )
-    shapes = [[n for i, n in enumerate(one.shape) if i != axis] for one in (was, meta)]
-    if shapes[0] != shapes[1] or len(was.shape) != len(meta.shape):
-        raise InvalidArgumentError(
-            f"/{path} has the shape {was.shape} and the references {meta.shape}, which differ in "
-            f"more than {dim!r}"
-        )
-    if axis < 0:
-        return None
-    length, chunk = was.shape[axis], was.chunk_shape[axis]
-    if length % chunk:
-        raise InvalidArgumentError(
-            f"/{path} ends within a chunk: it has {length} along {dim!r}, in chunks of {chunk}. "
-            "One chunk cannot be in two files; append with zm.virtual.write, or write it as data"
-        )
-    shape = [n + (length if i == axis else 0) for i, n in enumerate(meta.shape)]
-    name = V3_DOCUMENT if V3_DOCUMENT in old else V2_ARRAY
-    grown = json.dumps({**json.loads(old[name]), "shape": shape}).encode()
-    after = parse_documents({**old, name: grown})
-    assert isinstance(after, ArrayMeta)
-    return _Moved(meta, axis, length // chunk, after.grid, {name: grown})
-
-
-def _decoding(documents: Mapping[str, bytes]) -> dict[str, Any]:
-    """All of an array's documents but its shape, and of its attributes those that encode."""
-    name = V3_DOCUMENT if V3_DOCUMENT in documents else V2_ARRAY
-    fields: dict[str, Any] = json.loads(documents[name])
-    attributes = fields.pop("attributes", {})
-    if name == V2_ARRAY:
-        try:
-            attributes = json.loads(documents.get(V2_ATTRIBUTES, b"{}"))
-        except ValueError:  # as for who reads them
-            attributes = {}
-    fields.pop("shape")
-    known = attributes if isinstance(attributes, dict) else {}
-    return fields | {key: known[key] for key in _ENCODINGS if key in known}
 
 
 # --- from icechunk ------------------------------------------------------------------------------

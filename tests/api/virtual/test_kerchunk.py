@@ -1,4 +1,4 @@
-"""kerchunk references: in JSON, with templates, in parquet files, and appended day after day."""
+"""kerchunk references: in JSON, with templates, in parquet files, and day after day."""
 
 from __future__ import annotations
 
@@ -21,11 +21,16 @@ import zstandard
 from fsspec.implementations.reference import LazyReferenceMapper
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from obspec_utils.registry import ObjectStoreRegistry
+from obstore.store import LocalStore
+from virtualizarr import open_virtual_dataset
+from virtualizarr.parsers import KerchunkJSONParser
 
 import zarr_manifests as zm
 from effort import examples
 from hearing import Hearing
 from zarr_manifests.errors import (
+    AlreadyExistsError,
     InvalidArgumentError,
     ManifestsError,
     NotFoundError,
@@ -313,7 +318,7 @@ def test_compressed_references_are_counted_as_they_are_unpacked(
         zm.virtual.import_kerchunk(repo, tmp_path / "refs.json", max_bytes=MIB)
 
 
-# --- appended --------------------------------------------------------------------------------
+# --- another day -----------------------------------------------------------------------------
 
 
 def day_references(folder: Path, number: int) -> dict[str, Any]:
@@ -338,54 +343,34 @@ def day_references(folder: Path, number: int) -> dict[str, Any]:
     }
 
 
-def test_references_in_both_forms_are_appended(repo: zm.Repository, tmp_path: Path) -> None:
+def test_references_of_days_are_appended_by_virtualizarr(
+    repo: zm.Repository, tmp_path: Path
+) -> None:
+    registry = ObjectStoreRegistry({"file://": LocalStore()})
+    how: Any = {"registry": registry, "loadable_variables": ["time", "x"], "decode_times": False}
     for number in range(2):
         references = day_references(tmp_path, number)
-        folder = tmp_path / f"refs-{number}.parquet"
-        made = LazyReferenceMapper.create(str(folder), record_size=3, engine="pyarrow")
-        for key, value in references.items():
-            made[key] = json.dumps(value).encode() if isinstance(value, dict) else value
-        made.flush()
-        zm.virtual.import_kerchunk(repo, folder, append_dim="time")
-        zm.virtual.import_kerchunk(repo, references, "again", append_dim="time")
+        texts = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in references.items()}
+        place = tmp_path / f"refs-{number}.json"
+        place.write_text(json.dumps({"version": 1, "refs": texts}))
+        vds = open_virtual_dataset(place.as_uri(), parser=KerchunkJSONParser(), **how)
+        zm.virtual.write(vds, repo, append_dim="time")
     store = repo.readonly_session().store
     expected = np.concatenate([np.arange(12).reshape(2, 6), np.arange(100, 112).reshape(2, 6)])
-    for path in ("t", "again/t"):
-        np.testing.assert_array_equal(zarr.open_array(store, path=path, mode="r")[:], expected)
+    np.testing.assert_array_equal(zarr.open_array(store, path="t", mode="r")[:], expected)
+    assert len(store.get_virtual_refs("t")) == 8
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("t/.zarray", {"dtype": "<i4"}, "/t has another dtype"),
-        ("t/.zarray", {"chunks": [2, 3]}, "/t has another chunks"),
-        ("t/.zarray", {"shape": [2, 5]}, "differ in more than 'time'"),
-        ("t/.zattrs", {"scale_factor": 1.0}, "/t has another scale_factor"),
-        ("x/.zarray", {"shape": [7]}, "/x has the shape"),
-    ],
-)
-def test_what_cannot_be_appended_is_named(
-    repo: zm.Repository, tmp_path: Path, name: str, change: dict[str, Any], said: str
+def test_what_is_there_is_replaced_only_by_the_mode_for_it(
+    repo: zm.Repository, tmp_path: Path
 ) -> None:
-    zm.virtual.import_kerchunk(repo, day_references(tmp_path, 0), append_dim="time")
-    before = repo.list_branches()
+    zm.virtual.import_kerchunk(repo, day_references(tmp_path, 0))
     references = day_references(tmp_path, 1)
-    references[name] = references[name] | change
-    with pytest.raises(InvalidArgumentError, match=said):
-        zm.virtual.import_kerchunk(repo, references, append_dim="time")
-    assert repo.list_branches() == before
-
-
-def test_appending_needs_whole_chunks_and_known_arrays(repo: zm.Repository, tmp_path: Path) -> None:
-    references = day_references(tmp_path, 0)
-    odd = references | {"time/.zarray": references["time/.zarray"] | {"chunks": [4]}}
-    odd["time/0"] = f"base64:{base64.b64encode(np.arange(4).tobytes()).decode()}"
-    zm.virtual.import_kerchunk(repo, odd, append_dim="time")
-    with pytest.raises(InvalidArgumentError, match="/time ends within a chunk"):
-        zm.virtual.import_kerchunk(repo, odd, append_dim="time")
+    with pytest.raises(AlreadyExistsError, match="exists already"):
+        zm.virtual.import_kerchunk(repo, references)
+    with pytest.raises(InvalidArgumentError, match="'w-' or 'w'"):
+        zm.virtual.import_kerchunk(repo, references, mode="a")  # type: ignore[arg-type]
+    del references["x/0"]
     zm.virtual.import_kerchunk(repo, references, mode="w")
-    more = {"u" + key[1:]: value for key, value in references.items() if key[:2] == "t/"}
-    with pytest.raises(InvalidArgumentError, match="no array /u to append to"):
-        zm.virtual.import_kerchunk(repo, references | more, append_dim="time")
-    with pytest.raises(InvalidArgumentError, match="exclude each other"):
-        zm.virtual.import_kerchunk(repo, references, mode="w", append_dim="time")
+    found = zarr.open_group(repo.readonly_session().store, mode="r")
+    assert (found["t"][0, 0], found["x"][1]) == (100, 0)

@@ -96,18 +96,6 @@ FAULTS = [
         "if False:",
     ),
     Fault(
-        "references-are-appended-within-a-chunk",
-        "engine/import_references.py",
-        "if length % chunk:",
-        "if False:",
-    ),
-    Fault(
-        "references-are-appended-in-another-encoding",
-        "engine/import_references.py",
-        "if json.dumps(a) != json.dumps(b):",
-        "if False:",
-    ),
-    Fault(
         "what-references-unpack-to-is-not-counted",
         "virtual/kerchunk.py",
         'check_bytes(f"{url}, unpacked,", len(unpacked), max_bytes)',
