@@ -373,7 +373,7 @@ def clone(
 def export(
     source: str | os.PathLike[str] | Storage | Repository | Session,
     dest: str | os.PathLike[str] | Storage | Store,
-    format: Literal["zarr", "zip", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the usual name
+    format: Literal["zarr", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the usual name
     copy: bool = True,
     *,
     version: str | None = None,
@@ -390,13 +390,12 @@ def export(
         The repository; or a session, whose snapshot is written.
     dest : str, path, Storage or Zarr store
         Where to: a path, a URL (`file://`, `s3://`, `gs://`, `az://`), a storage, or any store of
-        Zarr. There must be nothing. `"zip"` and `"kerchunk"` take the path of a local file,
-        `"icechunk"` that of a folder, or a `Storage` of icechunk.
-    format : {"zarr", "zip", "kerchunk", "icechunk"}
+        Zarr. There must be nothing. `"kerchunk"` takes the path of a local file, `"icechunk"` that
+        of a folder, or a `Storage` of icechunk.
+    format : {"zarr", "kerchunk", "icechunk"}
         What to write. `"zarr"` is a plain Zarr store, with all chunks as they are stored and
-        consolidated metadata in each group. `"zip"` is the same in one ZIP file. `"kerchunk"` is a
-        JSON file of references.
-        `"icechunk"` is a new icechunk repository with one commit.
+        consolidated metadata in each group. `"kerchunk"` is a JSON file of references. `"icechunk"`
+        is a new icechunk repository with one commit.
     copy : bool
         Whether chunks are copied, and not referred to where they are. It must be False for
         `"kerchunk"`, and may be for `"icechunk"`.

@@ -44,19 +44,19 @@ def run_export(
     dest: str,
     version: str = "main",
     *,
-    format: Literal["zarr", "zip", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the option
+    format: Literal["zarr", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the option
     path: str = "/",
     no_copy: bool = False,
     tag: str | None = None,
     overwrite: bool = False,
     to_option: Pairs = None,
 ) -> object:
-    """Write a snapshot so that other software can read it: as Zarr, in a ZIP, as references.
+    """Write a snapshot so that other software can read it: as Zarr, as references, as icechunk.
 
     Parameters
     ----------
     dest :
-        Where to: an empty folder or bucket, or a file for zip and kerchunk.
+        Where to: an empty folder or bucket, or a file for kerchunk.
     format : -f
         What to write.
     path : -p

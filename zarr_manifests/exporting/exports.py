@@ -17,7 +17,6 @@ import base64
 import errno
 import json
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -67,7 +66,7 @@ from zarr_manifests.texts import known_as, shown
 from zarr_manifests.virtual.containers import WEB, VirtualLocation, parse_location
 from zarr_manifests.virtual.icechunk_files import icechunk_package, place_for
 
-_FORMATS: Final = {"zarr": [True], "zip": [True], "kerchunk": [False], "icechunk": [True, False]}
+_FORMATS: Final = {"zarr": [True], "kerchunk": [False], "icechunk": [True, False]}
 """Which values of `copy` go with each format."""
 _MARK: Final = "__zarr_manifests_export.json"
 """No node of Zarr has a name that starts like this."""
@@ -104,8 +103,8 @@ def export(
         raise InvalidArgumentError(f"format={shown(given)} is unknown: {known_as(given, _FORMATS)}")
     if copy not in _FORMATS[format]:
         raise InvalidArgumentError(
-            f"format={format!r} goes with copy={not copy}: 'zarr' and 'zip' hold copies of all "
-            "chunks, 'kerchunk' refers to them, and 'icechunk' can do either"
+            f"format={format!r} goes with copy={not copy}: 'zarr' holds copies of all chunks, "
+            "'kerchunk' refers to them, and 'icechunk' can do either"
         )
     if copy and tag is not None:
         raise InvalidArgumentError("tag= goes with copy=False: a copy needs nothing to be kept")
@@ -122,8 +121,6 @@ def export(
         name, kept = _to_kerchunk(source, dest, overwrite, tag)
     elif format == "icechunk":
         name, kept = _to_icechunk(source, dest, copy, tag)
-    elif format == "zip":
-        name = _copy(source, _zip(source, dest, overwrite))
     else:
         name = _copy(source, _zarr(source, dest, storage_options, overwrite))
     expect("chunks", source.count)  # before, only a bound was known
@@ -235,23 +232,6 @@ def _flush(path: Path) -> None:
         SYSTEM.parallel([partial(flush, name) for name in some])
     for each in batched(walked, _FLUSHED):
         SYSTEM.parallel([partial(_DISK.fsync_dir, folder) for folder, *_ in each])
-
-
-@contextmanager
-def _zip(source: SnapshotSource, dest: Any, overwrite: bool) -> Iterator[tuple[str, _Put]]:
-    """A ZIP file, stored and not deflated, as `zarr.storage.ZipStore` reads it."""
-    path = _local(source, dest, "file", overwrite=overwrite)
-
-    def put(batch: Batch) -> None:
-        for key, data in batch:
-            if "\\" in key or key[1:2] == ":":  # a folder or drive where ZIPs may be unpacked
-                raise InvalidArgumentError(f"{key!r:.80} cannot be the name of a file in a ZIP")
-            entry = zipfile.ZipInfo(key)  # of no time, so that equal exports are equal files
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, data)
-
-    with _staged(path, overwrite=overwrite) as new, zipfile.ZipFile(new, "x") as archive:
-        yield str(path), put
 
 
 # --- a plain Zarr store ----------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +33,6 @@ def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     done = call("export", url, tmp_path / "plain.zarr", "v1", "--overwrite")
     assert done.exit_code == 0, done.stderr
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "plain.zarr/g/a", mode="r"), [0] * 4)
-    done = call("export", url, tmp_path / "plain.zip", "--format", "zip")
-    assert done.exit_code == 0, done.stderr
-    assert zipfile.is_zipfile(tmp_path / "plain.zip")
     done = call("export", url, tmp_path / "r.json", "-f", "kerchunk", "--no-copy", "--tag", "kept")
     assert done.exit_code == 0, done.stderr
     assert "the tag kept keeps them" in done.stdout

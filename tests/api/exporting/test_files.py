@@ -1,8 +1,7 @@
-"""Exports to one file: a ZIP archive, and references of kerchunk."""
+"""Exports to a file of kerchunk references."""
 
 from __future__ import annotations
 
-import zipfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ import zarr.storage
 from zarr.core.sync import sync
 
 import zarr_manifests as zm
-from exported import ODD, bytes_in, odd_repository, same_bytes, values_in
+from exported import ODD, odd_repository, values_in
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     StorageFullError,
     UnsupportedStorageError,
-    VirtualSourceChangedError,
 )
 from zarr_manifests.storage.disk import PosixDisk
 from zarr_manifests.storage.memory import MemoryStorage
@@ -33,64 +31,41 @@ def repo(tmp_path: Path) -> zm.Repository:
     return odd_repository(tmp_path)
 
 
-# --- ZIP -------------------------------------------------------------------------------------
-
-
-def test_a_zip_has_every_byte(repo: zm.Repository, tmp_path: Path) -> None:
-    session = repo.readonly_session()
-    report = zm.export(session, tmp_path / "out" / "plain.zip", "zip")
-    assert report.dest == str(tmp_path / "out" / "plain.zip")
-    with zipfile.ZipFile(tmp_path / "out" / "plain.zip") as archive:
-        assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
-        assert len(set(archive.namelist())) == len(archive.namelist())
-    store = zarr.storage.ZipStore(tmp_path / "out" / "plain.zip", mode="r")
-    same_bytes(bytes_in(store), bytes_in(session.store))
-    assert values_in(store) == values_in(session.store)
-    found = xr.open_zarr(store, group=ODD, consolidated=True)
-    np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
-
-
 def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
     repo: zm.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, dest = repo.readonly_session(), tmp_path / "out" / "plain.zip"
+    session, dest = repo.readonly_session(), tmp_path / "out" / "refs.json"
     dest.parent.mkdir()
     dest.write_bytes(b"of somebody else")
-    for format_, copy in (("zip", True), ("kerchunk", False)):
-        with pytest.raises(AlreadyExistsError, match="overwrite=True"):
-            zm.export(session, dest, format_, copy)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgumentError, match="local file"):
-            zm.export(session, "s3://bucket/x", format_, copy)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgumentError, match="in the repository"):
-            zm.export(session, tmp_path / "repository" / "x", format_, copy)  # type: ignore[arg-type]
+    with pytest.raises(AlreadyExistsError, match="overwrite=True"):
+        zm.export(session, dest, "kerchunk", copy=False)
+    with pytest.raises(InvalidArgumentError, match="local file"):
+        zm.export(session, "s3://bucket/x", "kerchunk", copy=False)
+    with pytest.raises(InvalidArgumentError, match="in the repository"):
+        zm.export(session, tmp_path / "repository" / "x", "kerchunk", copy=False)
+
+    flush = PosixDisk.fsync_file
 
     def full(self: PosixDisk, fd: int) -> None:
-        raise OSError(28, "No space left on device")
+        if "repository" not in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            raise OSError(28, "No space left on device")
+        flush(self, fd)
 
     with monkeypatch.context() as patch:
         patch.setattr(PosixDisk, "fsync_file", full)
         with pytest.raises(StorageFullError):
-            zm.export(session, dest, "zip", overwrite=True)
-    raw = tmp_path / "raw files" / "day 1.nc"
-    kept = raw.read_bytes()
-    raw.write_bytes(kept + b"more")
-    with pytest.raises(VirtualSourceChangedError):
-        zm.export(session, dest, "zip", overwrite=True)
-    raw.write_bytes(kept)
+            zm.export(session, dest, "kerchunk", copy=False, overwrite=True)
     assert dest.read_bytes() == b"of somebody else"
-    assert [path.name for path in dest.parent.iterdir()] == ["plain.zip"]
-    zm.export(session, dest, "zip", overwrite=True)
-    assert zipfile.is_zipfile(dest)
-    late = tmp_path / "late.zip"
+    assert [path.name for path in dest.parent.iterdir()] == ["refs.json"]
+    zm.export(session, dest, "kerchunk", copy=False, overwrite=True)
+    assert values_in(opened(dest)) == values_in(session.store)
+    late = tmp_path / "late.json"
     with (
         zm.show_progress(lambda *_: late.write_bytes(b"of somebody else") and None),
         pytest.raises(AlreadyExistsError),
     ):
-        zm.export(session, late, "zip")
+        zm.export(session, late, "kerchunk", copy=False)
     assert late.read_bytes() == b"of somebody else"
-
-
-# --- kerchunk --------------------------------------------------------------------------------
 
 
 def opened(path: Path) -> Any:

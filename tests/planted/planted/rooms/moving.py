@@ -66,12 +66,6 @@ FAULTS = [
         "return key[len(directory(self.path)) :]",
     ),
     Fault(
-        "a-name-in-a-zip-may-be-a-drive",
-        "exporting/exports.py",
-        'if "\\\\" in key or key[1:2] == ":":',
-        "if False:",
-    ),
-    Fault(
         "icechunk-is-not-told-when-a-file-changed",
         "exporting/exports.py",
         "*ranges[row], *checks[at[row]])",
