@@ -374,7 +374,6 @@ def export(
     source: str | os.PathLike[str] | Storage | Repository | Session,
     dest: str | os.PathLike[str] | Storage | Store,
     format: Literal["zarr", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the usual name
-    copy: bool = True,
     *,
     version: str | None = None,
     path: str = "/",
@@ -394,11 +393,9 @@ def export(
         of a folder, or a `Storage` of icechunk.
     format : {"zarr", "kerchunk", "icechunk"}
         What to write. `"zarr"` is a plain Zarr store, with all chunks as they are stored and
-        consolidated metadata in each group. `"kerchunk"` is a JSON file of references. `"icechunk"`
-        is a new icechunk repository with one commit.
-    copy : bool
-        Whether chunks are copied, and not referred to where they are. It must be False for
-        `"kerchunk"`, and may be for `"icechunk"`.
+        consolidated metadata in each group. `"icechunk"` is a new icechunk repository with
+        one commit, and copies of the chunks. `"kerchunk"` is a JSON file of references to the
+        chunks, where they are.
     version : str, optional
         Of a repository, what to write, as for `Repository.readonly_session`; by default the head of
         `main`.
@@ -408,8 +405,8 @@ def export(
         Replace the Zarr store or the file that is at the destination, or what an export that was
         broken off has left there.
     tag : str, optional
-        The name of the tag that keeps chunks which are not copied; by default `export-` and the
-        id of the snapshot. It may exist already.
+        The name of the tag that keeps chunks which `"kerchunk"` refers to; by default `export-` and
+        the id of the snapshot. It may exist already.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the destination.
 
@@ -430,7 +427,7 @@ def export(
     ReadOnlyError
         If the destination is read-only, or a tag is needed and the repository is.
     UnsupportedStorageError
-        If nothing outside of this process can read chunks that are not copied.
+        If nothing outside of this process can read chunks that are referred to.
     UnsupportedFormatError
         If icechunk does not take a node, such as one of Zarr v2.
     ImportError
@@ -461,7 +458,7 @@ def export(
     elif version is not None:
         raise InvalidArgumentError("a session reads one snapshot: give a version with a repository")
     contents = contents_of(source.store)
-    return exports.export(contents, dest, format, copy, path, overwrite, tag, storage_options)
+    return exports.export(contents, dest, format, path, overwrite, tag, storage_options)
 
 
 def _import(

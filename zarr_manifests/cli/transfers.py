@@ -46,7 +46,6 @@ def run_export(
     *,
     format: Literal["zarr", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the option
     path: str = "/",
-    no_copy: bool = False,
     tag: str | None = None,
     overwrite: bool = False,
     to_option: Pairs = None,
@@ -61,16 +60,14 @@ def run_export(
         What to write.
     path : -p
         The group or array to export.
-    no_copy :
-        Refer to chunks where they are; a tag keeps them there.
     tag : -t
-        The name of that tag.
+        The name of the tag that keeps the chunks which kerchunk refers to.
     overwrite :
         Replace the Zarr store or the file that is there.
     """
     how: Any = {"version": version, "path": path, "overwrite": overwrite, "tag": tag}
     options = storage_options(dest, to_option, "--to-option") or None
-    return zm.export(repo, dest, format, not no_copy, storage_options=options, **how)
+    return zm.export(repo, dest, format, storage_options=options, **how)
 
 
 @verb

@@ -1,7 +1,7 @@
 """What the verbs share: the arguments and options they take, and what they print.
 
 Results are printed as text or JSON, and errors as lines. The library's errors say what to do in
-Python: `pass copy=False`, `repo.ancestry() lists them`. On the command line the same is an option
+Python: `pass force=True`, `repo.ancestry() lists them`. On the command line the same is an option
 or a verb.
 """
 
@@ -218,8 +218,6 @@ _WORDS: Final = tuple(
         (r"\bkeep_last\b", "--keep"),
         (r"\bon_error='report'", "--skip"),
         (r"\bon_changed='replace'", "--replace"),
-        (r"\bcopy=False\b", "--no-copy"),
-        (r"\bwith copy=True\b", "without --no-copy"),
         (r"\bsymmetric=False\b", "--direct"),
         (r"\b(overwrite|force)=True\b", r"--\1"),
         (r"\b(format|expected)='([\w-]*)'", r"--\1 \2"),
@@ -321,8 +319,8 @@ def on_command_line(text: str) -> str:
     Examples
     --------
     >>> from zarr_manifests.cli.verbs import on_command_line
-    >>> on_command_line("format='kerchunk' holds references: pass copy=False")
-    '--format kerchunk holds references: pass --no-copy'
+    >>> on_command_line("export with format='zarr', or pass force=True")
+    'export with --format zarr, or pass --force'
     >>> on_command_line("branch 'v1' exists; reset_branch moves it")
     "branch 'v1' exists; `branch --move` moves it"
     >>> on_command_line("`repo.ancestry()` and `zarr-manifests log` list the snapshots")

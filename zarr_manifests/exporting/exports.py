@@ -19,13 +19,11 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
 from functools import partial
 from itertools import batched, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
-from urllib.parse import quote
+from typing import Any, Final
 
 import numpy as np
 from zarr.abc.store import Store
@@ -51,7 +49,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.exporting import Batch, SnapshotSource
 from zarr_manifests.format import chunk_table
 from zarr_manifests.format.chunk_table import ChunkTable, VirtualSource
-from zarr_manifests.format.manifest import Node, NodeKind
+from zarr_manifests.format.manifest import NodeKind
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, ChunkKeys, absolute, directory, join
 from zarr_manifests.progress import expect
@@ -64,10 +62,9 @@ from zarr_manifests.storage.object_store import ObjectStorage, own_storage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.texts import known_as, shown
 from zarr_manifests.virtual.containers import WEB, VirtualLocation, parse_location
-from zarr_manifests.virtual.icechunk_files import icechunk_package, place_for
+from zarr_manifests.virtual.icechunk_files import icechunk_package
 
-_FORMATS: Final = {"zarr": [True], "kerchunk": [False], "icechunk": [True, False]}
-"""Which values of `copy` go with each format."""
+_FORMATS: Final = ("zarr", "kerchunk", "icechunk")
 _MARK: Final = "__zarr_manifests_export.json"
 """No node of Zarr has a name that starts like this."""
 _ICECHUNK_KEYS: Final = ChunkKeys("default", "/")
@@ -91,7 +88,6 @@ def export(
     contents: SessionView,
     dest: Any,
     format: str,  # noqa: A002 - the name that callers know
-    copy: bool,
     path: str,
     overwrite: bool,
     tag: str | None,
@@ -101,13 +97,8 @@ def export(
     given: object = format
     if not isinstance(given, str) or given not in _FORMATS:
         raise InvalidArgumentError(f"format={shown(given)} is unknown: {known_as(given, _FORMATS)}")
-    if copy not in _FORMATS[format]:
-        raise InvalidArgumentError(
-            f"format={format!r} goes with copy={not copy}: 'zarr' holds copies of all chunks, "
-            "'kerchunk' refers to them, and 'icechunk' can do either"
-        )
-    if copy and tag is not None:
-        raise InvalidArgumentError("tag= goes with copy=False: a copy needs nothing to be kept")
+    if tag is not None and format != "kerchunk":
+        raise InvalidArgumentError("tag= goes with format='kerchunk': copies need nothing kept")
     if format == "icechunk" and overwrite:
         raise InvalidArgumentError("overwrite=True: an icechunk repository is not replaced")
     if format != "zarr":
@@ -120,7 +111,7 @@ def export(
     if format == "kerchunk":
         name, kept = _to_kerchunk(source, dest, overwrite, tag)
     elif format == "icechunk":
-        name, kept = _to_icechunk(source, dest, copy, tag)
+        name = _to_icechunk(source, dest)
     else:
         name = _copy(source, _zarr(source, dest, storage_options, overwrite))
     expect("chunks", source.count)  # before, only a bound was known
@@ -359,14 +350,6 @@ def _marked(
 # --- where chunks are ------------------------------------------------------------------------
 
 
-class _PlacedFile(NamedTuple):
-    """A file that chunks are in; and what is known of it: an etag, or a time without changes."""
-
-    place: VirtualLocation
-    etag: str | None
-    modified: datetime | None
-
-
 def _keep(source: SnapshotSource, tag: str | None) -> str:
     """The name of a tag of the snapshot, which is made if there is none."""
     context = source.contents.context
@@ -382,45 +365,44 @@ def _keep(source: SnapshotSource, tag: str | None) -> str:
     return name
 
 
-def _files_of(
-    source: SnapshotSource, table: ChunkTable
-) -> tuple[list[_PlacedFile | None], list[int]]:
-    """The files that chunks are in, None for inline ones; and which of them each chunk is in."""
+def _urls_of(source: SnapshotSource, table: ChunkTable) -> tuple[list[str], list[int]]:
+    """The files that chunks are in, as fsspec calls them; and which of them each chunk is in.
+
+    Inline chunks are in none: an empty text.
+    """
     ids = (table.kind << 55) + (table.source << 30) + table.number
     _, rows, at = np.unique(ids, return_index=True, return_inverse=True)
-    files: list[_PlacedFile | None] = []
+    urls = []
     for row in rows.tolist():
         ref = table.ref(row)
         if isinstance(ref, chunk_table.NativeRef):
             root = _shared(source.storage.url)
             if root.scheme == "file":
                 source.storage.head(ref.key)  # which refuses links
-            files.append(_PlacedFile(VirtualLocation(root.scheme, root.root, ref.key), None, None))
+            urls.append(_fsspec_url(VirtualLocation(root.scheme, root.root, ref.key)))
         elif isinstance(ref, chunk_table.VirtualRef):
-            files.append(_virtual_file(source, ref.source))
+            urls.append(_fsspec_url(_virtual_place(source, ref.source)))
         else:
-            files.append(None)
-    return files, at.tolist()
+            urls.append("")
+    return urls, at.tolist()
 
 
-def _virtual_file(source: SnapshotSource, file: VirtualSource) -> _PlacedFile:
+def _virtual_place(source: SnapshotSource, file: VirtualSource) -> VirtualLocation:
     place = source.contents.context.containers.resolve(file)[1]
     if place.scheme == "file":
         inside = os.path.realpath(place.root).rstrip("/") + "/"
         if not os.path.realpath(inside + place.path).startswith(inside):
             raise VirtualContainerError(
                 f"{place.url} leads out of its container through a symbolic link, so nothing is "
-                "told to read there; export with copy=True, or with a container of the target"
+                "told to read there; export with format='zarr', or with a container of the target"
             )
-    ms = file.modified_ms if file.unchanged_since_ms is None else file.unchanged_since_ms
-    modified = None if ms is None else datetime.fromtimestamp(-(-ms // 1000), UTC)
-    return _PlacedFile(_shared(place.url), file.tag, modified if file.tag is None else None)
+    return _shared(place.url)
 
 
 def _shared(url: str) -> VirtualLocation:
     if url.partition("://")[0] not in _SHARED:
         raise UnsupportedStorageError(
-            f"chunks in {url} cannot be referred to from elsewhere; export with copy=True"
+            f"chunks in {url} cannot be referred to from elsewhere; export with format='zarr'"
         )
     return VirtualLocation(*parse_location(url))
 
@@ -445,8 +427,7 @@ def _to_kerchunk(
         for key, data in documents:
             yield key, _text(data)
         for node, table in source.tables():
-            files, at = _files_of(source, table)
-            urls = ["" if file is None else _fsspec_url(file.place) for file in files]
+            urls, at = _urls_of(source, table)
             for row, coords in enumerate(table.coords().tolist()):
                 url, length = urls[at[row]], table.length.item(row)
                 placed = [url, table.offset.item(row), length] if url and length else None
@@ -483,14 +464,8 @@ def _fsspec_url(place: VirtualLocation) -> str:
 # --- icechunk --------------------------------------------------------------------------------
 
 
-def _to_icechunk(
-    source: SnapshotSource, dest: Any, copy: bool, tag: str | None
-) -> tuple[str, str | None]:
-    """Make an icechunk repository of one commit; its name, and the tag that keeps its chunks.
-
-    Chunks are copied, or become virtual chunks of icechunk: ranges of objects of the repository,
-    and of files elsewhere, with what is known of these files. Inline chunks are always copied.
-    """
+def _to_icechunk(source: SnapshotSource, dest: Any) -> str:
+    """Make an icechunk repository of one commit; its name."""
     documents = _icechunk_documents(source)
     icechunk = icechunk_package("format='icechunk'")
     name = "icechunk's storage"
@@ -499,8 +474,6 @@ def _to_icechunk(
         kind = "folder, or icechunk's own storage, such as icechunk.s3_storage(bucket=...)"
         path = _local(source, dest, kind, overwrite=False)
         name, opened = str(path), _staged(path, overwrite=False)
-    config = None if copy else _icechunk_config(icechunk, source)
-    kept = None if copy else _keep(source, tag)
     with opened as place:
         with _told(name):
             storage = place if place is dest else icechunk.local_filesystem_storage(str(place))
@@ -509,22 +482,14 @@ def _to_icechunk(
                     f"{name} holds an icechunk repository, which is not replaced: give another "
                     "place, or delete it, as an export that was broken off leaves an empty one"
                 )
-            repository = icechunk.Repository.create(storage, config)
-            if config is not None:
-                repository.save_config()
-            session = repository.writable_session("main")
+            session = icechunk.Repository.create(storage).writable_session("main")
         put = partial(_put, session.store, name)
         put(documents)
-        if copy:
-            for batch in source.chunks():
-                put(batch)
-        else:
-            for node, table in source.tables():
-                _refer(icechunk, session.store, name, source, node, table)
-                source.refer(table)
+        for batch in source.chunks():
+            put(batch)
         with _told(name):
             session.commit(f"export of snapshot {source.snapshot_id}", allow_empty=True)
-    return name, kept
+    return name
 
 
 def _icechunk_documents(source: SnapshotSource) -> Batch:
@@ -550,67 +515,3 @@ def _icechunk_documents(source: SnapshotSource) -> Batch:
             ) from error
         found.append((source.relative(join(node.path, V3_DOCUMENT)), document))
     return found
-
-
-def _refer(
-    icechunk: Any, store: Any, name: str, source: SnapshotSource, node: Node, table: ChunkTable
-) -> None:
-    """Make virtual chunks of the chunks of an array; copy inline ones."""
-    files, at = _files_of(source, table)
-    urls = ["" if file is None else file.place.url for file in files]
-    coords = table.coords()
-    inline = [row for row, one in enumerate(at) if not urls[one]]
-    keys = [source.key(node, tuple(coords[row].tolist())) for row in inline]
-    _put(store, name, [*zip(keys, [_inline(table, row) for row in inline], strict=True)])
-    path = "/" + source.relative(join(node.path, V3_DOCUMENT)).removesuffix(V3_DOCUMENT).strip("/")
-    refused: list[Any] = []
-    spec = icechunk.VirtualChunkSpec
-    ranges = np.stack([table.offset, table.length], 1).tolist()
-    checks = [() if file is None else file[1:] for file in files]
-    with _told(name):
-        for rows in batched([row for row, one in enumerate(at) if urls[one]], _BATCH):
-            specs = [
-                spec(coords[row].tolist(), urls[at[row]], *ranges[row], *checks[at[row]])
-                for row in rows
-            ]
-            refused += store.set_virtual_refs(path, specs) or []
-    if refused:
-        raise StorageError(
-            f"icechunk refuses references of {absolute(node.path)}: {len(refused):,} chunks "
-            "are in no container"
-        )
-
-
-def _icechunk_config(icechunk: Any, source: SnapshotSource) -> Any:
-    """Icechunk's configuration, with the containers that hold the referenced files."""
-    config = icechunk.RepositoryConfig.default()
-    is_remote = isinstance(source.storage, ObjectStorage)
-    own = dict(source.storage.place.options) if is_remote else {}
-    options: dict[str, Mapping[str, Any]] = {_prefix(_shared(source.storage.url)): own}
-    for container in source.contents.context.containers.places.values():
-        if container.place[0] in _SHARED:
-            place = VirtualLocation(*container.place)
-            options.setdefault(_prefix(place), dict(container.options))
-    for prefix, given in options.items():
-        scheme, _, path = prefix.partition("://")
-        store = place_for(icechunk, scheme, path, given)
-        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
-    return config
-
-
-def _prefix(folder: VirtualLocation) -> str:
-    """The URL of a container for a place: of a bucket, or of a local folder without escapes.
-
-    icechunk does not find files below a prefix that has escapes in it.
-    """
-    if folder.scheme != "file":
-        return f"{folder.scheme}://{folder.root.partition('/')[0]}/"
-    path = Path(folder.root)
-    while quote(str(path)) != str(path):
-        path = path.parent
-    if path == path.parent:
-        raise UnsupportedStorageError(
-            f"icechunk cannot refer to files in {folder.root}, since the name of its first folder "
-            "has to be escaped in a URL; export with copy=True"
-        )
-    return f"file://{path}/"

@@ -368,10 +368,10 @@ def _reached(icechunk: Any, container: VirtualContainer) -> tuple[Any, Any] | No
             return None
         how = "anonymous" if options.get("anonymous") else "from_env"
         access[scheme] = getattr(credentials, f"{_CLOUDS[scheme]}_{how}_credentials")()
-    return place_for(icechunk, scheme, path, options), access[scheme]
+    return _place_for(icechunk, scheme, path, options), access[scheme]
 
 
-def place_for(icechunk: Any, scheme: str, path: str, options: Mapping[str, Any]) -> Any:
+def _place_for(icechunk: Any, scheme: str, path: str, options: Mapping[str, Any]) -> Any:
     """How icechunk reads a place; nothing secret is among it."""
     match scheme:
         case "file":

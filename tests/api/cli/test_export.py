@@ -33,7 +33,7 @@ def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     done = call("export", url, tmp_path / "plain.zarr", "v1", "--overwrite")
     assert done.exit_code == 0, done.stderr
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "plain.zarr/g/a", mode="r"), [0] * 4)
-    done = call("export", url, tmp_path / "r.json", "-f", "kerchunk", "--no-copy", "--tag", "kept")
+    done = call("export", url, tmp_path / "r.json", "-f", "kerchunk", "--tag", "kept")
     assert done.exit_code == 0, done.stderr
     assert "the tag kept keeps them" in done.stdout
     assert set(zm.open(url).list_tags()) == {"v1", "kept"}
@@ -46,7 +46,7 @@ def test_errors_end_in_one_line(url: Path, tmp_path: Path) -> None:
         (1, (tmp_path / "taken",)),
         (1, (tmp_path / "taken", "--overwrite")),
         (2, (tmp_path / "new", "--format", "zrr")),
-        (2, (tmp_path / "new", "--no-copy")),
+        (2, (tmp_path / "new", "--tag", "kept")),
         (2, (url / "new",)),
     ):
         done = call("export", url, *arguments)

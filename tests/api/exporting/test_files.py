@@ -38,11 +38,11 @@ def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
     dest.parent.mkdir()
     dest.write_bytes(b"of somebody else")
     with pytest.raises(AlreadyExistsError, match="overwrite=True"):
-        zm.export(session, dest, "kerchunk", copy=False)
+        zm.export(session, dest, "kerchunk")
     with pytest.raises(InvalidArgumentError, match="local file"):
-        zm.export(session, "s3://bucket/x", "kerchunk", copy=False)
+        zm.export(session, "s3://bucket/x", "kerchunk")
     with pytest.raises(InvalidArgumentError, match="in the repository"):
-        zm.export(session, tmp_path / "repository" / "x", "kerchunk", copy=False)
+        zm.export(session, tmp_path / "repository" / "x", "kerchunk")
 
     flush = PosixDisk.fsync_file
 
@@ -54,17 +54,17 @@ def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(
     with monkeypatch.context() as patch:
         patch.setattr(PosixDisk, "fsync_file", full)
         with pytest.raises(StorageFullError):
-            zm.export(session, dest, "kerchunk", copy=False, overwrite=True)
+            zm.export(session, dest, "kerchunk", overwrite=True)
     assert dest.read_bytes() == b"of somebody else"
     assert [path.name for path in dest.parent.iterdir()] == ["refs.json"]
-    zm.export(session, dest, "kerchunk", copy=False, overwrite=True)
+    zm.export(session, dest, "kerchunk", overwrite=True)
     assert values_in(opened(dest)) == values_in(session.store)
     late = tmp_path / "late.json"
     with (
         zm.show_progress(lambda *_: late.write_bytes(b"of somebody else") and None),
         pytest.raises(AlreadyExistsError),
     ):
-        zm.export(session, late, "kerchunk", copy=False)
+        zm.export(session, late, "kerchunk")
     assert late.read_bytes() == b"of somebody else"
 
 
@@ -76,7 +76,7 @@ def opened(path: Path) -> Any:
 
 def test_kerchunk_references_read_the_same(repo: zm.Repository, tmp_path: Path) -> None:
     session, dest = repo.readonly_session(), tmp_path / "refs.json"
-    report = zm.export(session, dest, "kerchunk", copy=False)
+    report = zm.export(session, dest, "kerchunk")
     assert report.tag == f"export-{session.snapshot_id}"
     assert repo.list_tags() == {report.tag: session.snapshot_id}
     assert 0 < report.referenced < report.chunks
@@ -87,20 +87,20 @@ def test_kerchunk_references_read_the_same(repo: zm.Repository, tmp_path: Path) 
     np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
     # Back into a repository.
     back = zm.create(tmp_path / "back", virtual_containers={"all": tmp_path})
-    zm.export(session, tmp_path / "odd.json", "kerchunk", copy=False, path=ODD)
+    zm.export(session, tmp_path / "odd.json", "kerchunk", path=ODD)
     zm.virtual.import_kerchunk(back, tmp_path / "odd.json")
     assert values_in(back.readonly_session().store) == values_in(session.store, ODD)
 
 
 def test_a_tag_keeps_what_references_point_to(repo: zm.Repository, tmp_path: Path) -> None:
     session = repo.readonly_session()
-    zm.export(session, tmp_path / "refs.json", "kerchunk", copy=False, tag="for-the-web")
+    zm.export(session, tmp_path / "refs.json", "kerchunk", tag="for-the-web")
     due = values_in(session.store)
     with repo.transaction(message="delete everything") as store:
         sync(store.clear())
         zarr.create_group(store)
     with pytest.raises(AlreadyExistsError, match="another snapshot"):
-        zm.export(repo.readonly_session(), tmp_path / "new", "kerchunk", False, tag="for-the-web")
+        zm.export(repo.readonly_session(), tmp_path / "new", "kerchunk", tag="for-the-web")
     assert not (tmp_path / "new").exists()
     repo.compact(mode="full")
     repo.expire_snapshots(keep_last=1)
@@ -111,6 +111,6 @@ def test_a_tag_keeps_what_references_point_to(repo: zm.Repository, tmp_path: Pat
 def test_chunks_in_memory_cannot_be_referred_to(tmp_path: Path) -> None:
     repo = zm.create(MemoryStorage())
     zm.write(xr.Dataset({"t": ("x", np.arange(3.0))}), repo, message="values")
-    with pytest.raises(UnsupportedStorageError, match="copy=True"):
-        zm.export(repo.readonly_session(), tmp_path / "refs.json", "kerchunk", copy=False)
+    with pytest.raises(UnsupportedStorageError, match="format='zarr'"):
+        zm.export(repo.readonly_session(), tmp_path / "refs.json", "kerchunk")
     assert repo.list_tags() == {}

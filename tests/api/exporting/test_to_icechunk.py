@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +36,21 @@ def repo(tmp_path: Path) -> zm.Repository:
 def opened(path: Path) -> Any:
     """icechunk's store of the branch main."""
     storage = icechunk.local_filesystem_storage(str(path))
-    config = icechunk.Repository.fetch_config(storage)
-    containers = (config and config.virtual_chunk_containers) or {}
-    access: Any = dict.fromkeys(containers, icechunk.credentials.LocalFileSystemAccess)
-    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
+    repository = icechunk.Repository.open(storage)
     assert len([*repository.ancestry(branch="main")]) == 2
     return repository.readonly_session("main").store
 
 
-@pytest.mark.parametrize("copy", [True, False])
-def test_icechunk_reads_the_same(repo: zm.Repository, tmp_path: Path, copy: bool) -> None:
+def test_icechunk_reads_the_same(repo: zm.Repository, tmp_path: Path) -> None:
     session = repo.readonly_session()
-    report = zm.export(session, tmp_path / "out" / "ice", "icechunk", copy)
+    report = zm.export(session, tmp_path / "out" / "ice", "icechunk")
     store = opened(tmp_path / "out" / "ice")
     assert values_in(store) == values_in(session.store)
     found = xr.open_zarr(store, group=ODD, consolidated=False)
     np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
-    assert (report.referenced > 0) is not copy
-    assert list(repo.list_tags()) == ([] if copy else [report.tag])
-    sizes = sum(p.stat().st_size for p in (tmp_path / "out/ice/chunks").rglob("*") if p.is_file())
-    assert (sizes > 10_000) is copy
+    assert (report.referenced, repo.list_tags()) == (0, {})
     with pytest.raises(AlreadyExistsError, match="holds data"):
-        zm.export(session, tmp_path / "out" / "ice", "icechunk", copy)
+        zm.export(session, tmp_path / "out" / "ice", "icechunk")
 
 
 def test_what_icechunk_does_not_take(tmp_path: Path) -> None:
@@ -106,33 +98,3 @@ def test_links_in_a_repository_are_not_followed(repo: zm.Repository, tmp_path: P
     with pytest.raises(AlreadyExistsError, match="holds data"):
         zm.export(repo.readonly_session(), dest, "icechunk")
     assert {path.name for path in outside.iterdir()} == before
-
-
-@pytest.mark.parametrize("files", [1, 2])
-def test_icechunk_notices_files_that_have_changed_since(tmp_path: Path, files: int) -> None:
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    repo = zm.create(tmp_path / "repository", virtual_containers={"raw": raw})
-    modified = [1_000_000_000 + number for number in range(files)]
-    for number, at in enumerate(modified):
-        (raw / f"{number}").write_bytes(bytes(range(8)))
-        os.utime(raw / f"{number}", (at, at))
-    session = repo.writable_session()
-    store = session.store
-    zarr.create_array(store, name="a", shape=(8,), chunks=(4,), dtype="u1", compressors=None)
-    session.store.set_virtual_refs(
-        "a",
-        [[0], [1]],
-        [(raw / f"{number}").as_uri() for number in range(files)],
-        [0, files - 1],
-        [0, 4],
-        [4, 4],
-        modified=[at * 1000 for at in modified],
-    )
-    session.commit("refer")
-    zm.export(repo, tmp_path / "ice", "icechunk", copy=False)
-    found = zarr.open_array(opened(tmp_path / "ice"), path="a", mode="r")
-    assert found[:].tolist() == [*range(8)]
-    (raw / f"{files - 1}").write_bytes(bytes(8))
-    with pytest.raises(icechunk.IcechunkError):
-        found[4:]

@@ -66,12 +66,6 @@ FAULTS = [
         "return key[len(directory(self.path)) :]",
     ),
     Fault(
-        "icechunk-is-not-told-when-a-file-changed",
-        "exporting/exports.py",
-        "*ranges[row], *checks[at[row]])",
-        "*ranges[row])",
-    ),
-    Fault(
         "a-document-in-kerchunk-is-decoded",
         "exporting/exports.py",
         'if not text.startswith("base64:"):',
