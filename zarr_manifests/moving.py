@@ -377,7 +377,6 @@ def export(
     *,
     version: str | None = None,
     path: str = "/",
-    overwrite: bool = False,
     tag: str | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> ExportReport:
@@ -401,9 +400,6 @@ def export(
         `main`.
     path : str
         The group or array that becomes the root.
-    overwrite : bool
-        Replace the Zarr store or the file that is at the destination, or what an export that was
-        broken off has left there.
     tag : str, optional
         The name of the tag that keeps chunks which `"kerchunk"` refers to; by default `export-` and
         the id of the snapshot. It may exist already.
@@ -458,7 +454,7 @@ def export(
     elif version is not None:
         raise InvalidArgumentError("a session reads one snapshot: give a version with a repository")
     contents = contents_of(source.store)
-    return exports.export(contents, dest, format, path, overwrite, tag, storage_options)
+    return exports.export(contents, dest, format, path, tag, storage_options)
 
 
 def _import(

@@ -47,7 +47,6 @@ def run_export(
     format: Literal["zarr", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the option
     path: str = "/",
     tag: str | None = None,
-    overwrite: bool = False,
     to_option: Pairs = None,
 ) -> object:
     """Write a snapshot so that other software can read it: as Zarr, as references, as icechunk.
@@ -62,10 +61,8 @@ def run_export(
         The group or array to export.
     tag : -t
         The name of the tag that keeps the chunks which kerchunk refers to.
-    overwrite :
-        Replace the Zarr store or the file that is there.
     """
-    how: Any = {"version": version, "path": path, "overwrite": overwrite, "tag": tag}
+    how: Any = {"version": version, "path": path, "tag": tag}
     options = storage_options(dest, to_option, "--to-option") or None
     return zm.export(repo, dest, format, storage_options=options, **how)
 

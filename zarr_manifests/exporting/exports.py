@@ -5,8 +5,7 @@ Invariants:
 - Nobody can open an unfinished export. A folder or a file gets its name when it is whole; in a
   bucket or a store of Zarr, the documents of the root come last; icechunk's branch has its commit
   at the end.
-- Nothing is replaced without `overwrite`; with it, only a file, a Zarr store, or what an export
-  that was broken off has left, which a mark tells.
+- Nothing is replaced, and nothing deleted.
 - References are made only to what a reader of the snapshot may read: files below a container. A tag
   keeps the snapshot, and with it the objects that are referred to; it exists before a reference.
 """
@@ -17,10 +16,10 @@ import base64
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import batched, islice
+from itertools import batched
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -30,9 +29,9 @@ from zarr.abc.store import Store
 from zarr.core.buffer import cpu
 from zarr.core.common import concurrent_foreach
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, ObjectStore
+from zarr.storage import LocalStore
 
-from zarr_manifests.engine.overlay import OPAQUE, SessionView
+from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.engine.refs import Refs
 from zarr_manifests.engine.totals import totals_of
 from zarr_manifests.engine.view import Context
@@ -51,22 +50,20 @@ from zarr_manifests.format import chunk_table
 from zarr_manifests.format.chunk_table import ChunkTable, VirtualSource
 from zarr_manifests.format.manifest import NodeKind
 from zarr_manifests.format.root import check_ref_name
-from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT, ChunkKeys, absolute, directory, join
+from zarr_manifests.keys import V3_DOCUMENT, ChunkKeys, absolute, join
 from zarr_manifests.progress import expect
 from zarr_manifests.reports import ExportReport
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, translated
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
-from zarr_manifests.storage.object_store import ObjectStorage, own_storage
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.texts import known_as, shown
 from zarr_manifests.virtual.containers import WEB, VirtualLocation, parse_location
 from zarr_manifests.virtual.icechunk_files import icechunk_package
 
 _FORMATS: Final = ("zarr", "kerchunk", "icechunk")
-_MARK: Final = "__zarr_manifests_export.json"
-"""No node of Zarr has a name that starts like this."""
 _ICECHUNK_KEYS: Final = ChunkKeys("default", "/")
 """The names of chunks that icechunk knows."""
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
@@ -89,7 +86,6 @@ def export(
     dest: Any,
     format: str,  # noqa: A002 - the name that callers know
     path: str,
-    overwrite: bool,
     tag: str | None,
     storage_options: Mapping[str, object] | None,
 ) -> ExportReport:
@@ -99,8 +95,6 @@ def export(
         raise InvalidArgumentError(f"format={shown(given)} is unknown: {known_as(given, _FORMATS)}")
     if tag is not None and format != "kerchunk":
         raise InvalidArgumentError("tag= goes with format='kerchunk': copies need nothing kept")
-    if format == "icechunk" and overwrite:
-        raise InvalidArgumentError("overwrite=True: an icechunk repository is not replaced")
     if format != "zarr":
         refuse_options("a local place", storage_options)
     source = SnapshotSource(contents, path, _ICECHUNK_KEYS if format == "icechunk" else None)
@@ -109,11 +103,11 @@ def export(
     expect("chunks", sum(array.chunks for array in arrays if array.path in within))
     kept = None
     if format == "kerchunk":
-        name, kept = _to_kerchunk(source, dest, overwrite, tag)
+        name, kept = _to_kerchunk(source, dest, tag)
     elif format == "icechunk":
         name = _to_icechunk(source, dest)
     else:
-        name = _copy(source, _zarr(source, dest, storage_options, overwrite))
+        name = _copy(source, _zarr(source, dest, storage_options))
     expect("chunks", source.count)  # before, only a bound was known
     kinds = [node.kind for node in source.nodes.values()]
     return ExportReport(
@@ -144,26 +138,21 @@ def _copy(source: SnapshotSource, target: _Target) -> str:
 # --- a file or a folder ----------------------------------------------------------------------
 
 
-def _local(source: SnapshotSource, dest: Any, kind: str, *, overwrite: bool) -> Path:
-    """The path of a file or a folder to write; nothing is there that is not to be replaced."""
+def _local(source: SnapshotSource, dest: Any, kind: str) -> Path:
+    """The path of a file or a folder to write, where nothing is yet but an empty folder."""
     url = parse_location(dest) if isinstance(dest, str) and "://" in dest else None
     if not isinstance(dest, str | os.PathLike) or (url is not None and url[0] != "file"):
         raise InvalidArgumentError(f"dest={dest!r:.80}: give the path of a local {kind}")
     name = os.path.abspath(os.fsdecode(dest) if url is None else url[1])  # noqa: PTH100
-    path, is_file = Path(name), kind == "file"
-    odd = path.exists() and not (path.is_file() if is_file else path.is_dir())
-    if "\0" in name or odd or path.is_mount():
-        raise InvalidArgumentError(
-            f"{name} cannot be replaced, since it is no {kind.partition(',')[0]}, or a mount "
-            f"point: give the path of a local {kind}"
-        )
+    if "\0" in name:
+        raise InvalidArgumentError(f"dest={name!r:.80} holds a zero byte")
     if isinstance(source.storage, LocalStorage):
-        _check_apart(name, os.path.realpath(source.storage.path), os.path.realpath(path))
-    if is_file and path.exists(follow_symlinks=False) and not overwrite:
-        raise AlreadyExistsError(f"{name} exists; overwrite=True replaces it")
-    if not is_file and path.exists():
-        _check_free(name, {entry.name for entry in path.iterdir()}, overwrite=overwrite)
-    return path if is_file else path.resolve()
+        _check_apart(name, os.path.realpath(source.storage.path), os.path.realpath(name))
+    path = Path(name)
+    to_fill = kind != "file" and path.is_dir() and not (path.is_symlink() or path.is_mount())
+    if any(path.iterdir()) if to_fill else path.exists(follow_symlinks=False):
+        raise _exists(name)
+    return path
 
 
 def _check_apart(name: str, own: str, other: str) -> None:
@@ -175,38 +164,31 @@ def _check_apart(name: str, own: str, other: str) -> None:
         )
 
 
-def _check_free(name: str, found: set[str], *, overwrite: bool) -> None:
-    """Refuse to write where there is anything that is not to be replaced."""
-    if found and not (overwrite and found.intersection([_MARK, *DOCUMENTS])):
-        raise AlreadyExistsError(
-            f"{name} holds data: overwrite=True replaces a Zarr store, and what an export that was "
-            "broken off has left; export to another place, or delete what is there yourself"
-        )
+def _exists(name: str) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"{name} exists, and an export replaces nothing: export to another place, or delete what "
+        "is there yourself, as what an export that was broken off has left in a bucket"
+    )
 
 
 @contextmanager
-def _staged(path: Path, *, overwrite: bool) -> Iterator[Path]:
+def _staged(path: Path) -> Iterator[Path]:
     """A path beside it for a file or a folder, which gets the name when the block ends well."""
     with translated(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=TEMP_PREFIX, dir=path.parent) as place:
-            new, old = Path(place, "new"), Path(place, "old")
+            new = Path(place, "new")
             yield new
             _flush(new)
             try:
                 if new.is_file():
-                    new.replace(path) if overwrite else path.hardlink_to(new)
+                    path.hardlink_to(new)
                 else:
-                    if overwrite and path.exists():
-                        path.rename(old)
                     new.rename(path)  # fails if it is a folder with anything in it
             except OSError as error:
                 if error.errno not in _TAKEN:
                     raise
-                raise AlreadyExistsError(f"{path} exists; overwrite=True replaces it") from error
-            finally:
-                if old.exists() and not path.exists():
-                    old.rename(path)
+                raise _exists(str(path)) from error
             _DISK.fsync_dir(str(path.parent))
 
 
@@ -228,28 +210,20 @@ def _flush(path: Path) -> None:
 # --- a plain Zarr store ----------------------------------------------------------------------
 
 
-def _zarr(
-    source: SnapshotSource, dest: Any, options: Mapping[str, object] | None, overwrite: bool
-) -> _Target:
+def _zarr(source: SnapshotSource, dest: Any, options: Mapping[str, object] | None) -> _Target:
     """The folder, bucket or store that a path, a URL, a storage or a store of Zarr means."""
-    storage: Any = None
     if isinstance(dest, Store):
         refuse_options("a store", options)
         if dest.read_only:
             raise ReadOnlyError("the store to export to is read-only")
-        if isinstance(dest, LocalStore):
-            storage = LocalStorage(str(dest.root))
-        elif isinstance(dest, ObjectStore):
-            with suppress(InvalidArgumentError):  # in memory
-                storage = own_storage(dest)
-    else:
-        storage = unmetered(storage_of(dest, options))
+        if not isinstance(dest, LocalStore):
+            return _in_store(dest)
+        dest = dest.root
+    storage: Any = unmetered(storage_of(dest, options))
     if isinstance(storage, LocalStorage):
-        return _in_folder(source, storage.path, overwrite)
+        return _in_folder(source, storage.path)
     if isinstance(storage, ObjectStorage):
-        return _in_bucket(source, storage, overwrite)
-    if storage is None:
-        return _in_store(source, dest, overwrite)
+        return _in_bucket(source, storage)
     raise InvalidArgumentError(
         f"{storage.url} cannot hold every key of Zarr: give a path, a bucket, or a store of Zarr, "
         "such as zarr.storage.MemoryStore()"
@@ -257,8 +231,8 @@ def _zarr(
 
 
 @contextmanager
-def _in_folder(source: SnapshotSource, dest: str, overwrite: bool) -> Iterator[tuple[str, _Put]]:
-    path = _local(source, dest, "folder", overwrite=overwrite)
+def _in_folder(source: SnapshotSource, dest: str) -> Iterator[tuple[str, _Put]]:
+    path = _local(source, dest, "folder")
 
     def write(items: Batch) -> None:
         for key, data in items:
@@ -268,36 +242,26 @@ def _in_folder(source: SnapshotSource, dest: str, overwrite: bool) -> Iterator[t
     def put(batch: Batch) -> None:
         SYSTEM.parallel([partial(write, batch[at::_AT_ONCE]) for at in range(_AT_ONCE)])
 
-    with _staged(path, overwrite=overwrite) as new:
+    with _staged(path) as new:
         new.mkdir()
         yield str(path), put
 
 
-def _in_bucket(source: SnapshotSource, storage: ObjectStorage, overwrite: bool) -> _Target:
+def _in_bucket(source: SnapshotSource, storage: ObjectStorage) -> _Target:
     if isinstance(source.storage, ObjectStorage):
         _check_apart(storage.url, source.storage.url, storage.url)
 
     def put(batch: Batch) -> None:
         SYSTEM.parallel([partial(storage.put_file, key, data) for key, data in batch])
 
-    there = (info.key for info in storage.files())
-    return _marked(source, storage.url, there, put, storage.delete_files, overwrite)
+    return _unnamed(storage.url, put, is_empty=not any(storage.files()))
 
 
-def _in_store(source: SnapshotSource, store: Store, overwrite: bool) -> _Target:
+def _in_store(store: Store) -> _Target:
     name = str(store).partition("\n")[0]
-
-    def delete(keys: Iterable[str]) -> None:
-        with _told(name):
-            sync(concurrent_foreach([(key,) for key in keys], store.delete, _AT_ONCE))
-
-    async def listed() -> list[str]:
-        return [key async for key in store.list_prefix("")]
-
     with _told(name):
-        there = sync(listed())
-    deletes = delete if store.supports_deletes else None
-    return _marked(source, name, there, partial(_put, store, name), deletes, overwrite)
+        is_empty = sync(store.is_empty(""))
+    return _unnamed(name, partial(_put, store, name), is_empty=is_empty)
 
 
 def _put(store: Store, name: str, batch: Batch) -> None:
@@ -318,32 +282,14 @@ def _told(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _marked(
-    source: SnapshotSource,
-    name: str,
-    there: Iterable[str],
-    put: _Put,
-    delete: Callable[[Iterable[str]], None] | None,
-    overwrite: bool,
-) -> Iterator[tuple[str, _Put]]:
-    """A place where nothing can be renamed: until the block ends, there is a mark."""
-    if source.contents.node(OPAQUE + directory(source.path) + _MARK) is not None:
-        raise InvalidArgumentError(
-            f"the snapshot has an entry {_MARK!r}, which is the name of the mark of an export that "
-            "is not finished; delete that entry first"
-        )
-    found = set(there if overwrite else islice(there, 1))
-    _check_free(name, found, overwrite=overwrite and delete is not None)
+def _unnamed(name: str, put: _Put, *, is_empty: bool) -> Iterator[tuple[str, _Put]]:
+    """A place where nothing can be renamed, so that what a broken export has written stays."""
+    if not is_empty:
+        raise _exists(name)
     try:
-        if delete is not None:
-            put([(_MARK, b'{"unfinished": true}')])
-            delete(sorted(found.intersection(DOCUMENTS)))  # first: nobody opens what is half there
-            delete(sorted(found.difference([_MARK, *DOCUMENTS])))
         yield name, put
-        if delete is not None:
-            delete([_MARK])
     except BaseException as error:
-        error.add_note(f"{name} holds what was written so far, which overwrite=True replaces")
+        error.add_note(f"{name} holds what was written so far: delete it, and export again")
         raise
 
 
@@ -415,11 +361,9 @@ def _inline(table: ChunkTable, row: int) -> bytes:
 # --- kerchunk --------------------------------------------------------------------------------
 
 
-def _to_kerchunk(
-    source: SnapshotSource, dest: Any, overwrite: bool, tag: str | None
-) -> tuple[str, str]:
+def _to_kerchunk(source: SnapshotSource, dest: Any, tag: str | None) -> tuple[str, str]:
     """Write a JSON file of references; its path, and the tag that keeps what they refer to."""
-    path = _local(source, dest, "file", overwrite=overwrite)
+    path = _local(source, dest, "file")
     _shared(source.storage.url)
     documents, kept = source.documents(), _keep(source, tag)
 
@@ -434,7 +378,7 @@ def _to_kerchunk(
                 yield source.key(node, tuple(coords)), placed or _encoded(_inline(table, row))
             source.refer(table)
 
-    with _staged(path, overwrite=overwrite) as new, new.open("x") as file:
+    with _staged(path) as new, new.open("x") as file:
         file.write('{"version": 1, "refs": {')
         for number, some in enumerate(batched(entries(), _BATCH)):
             file.write(("," if number else "") + "\n" + json.dumps(dict(some))[1:-1])
@@ -472,8 +416,8 @@ def _to_icechunk(source: SnapshotSource, dest: Any) -> str:
     opened: AbstractContextManager[Any] = nullcontext(dest)
     if not isinstance(dest, icechunk.Storage):
         kind = "folder, or icechunk's own storage, such as icechunk.s3_storage(bucket=...)"
-        path = _local(source, dest, kind, overwrite=False)
-        name, opened = str(path), _staged(path, overwrite=False)
+        path = _local(source, dest, kind)
+        name, opened = str(path), _staged(path)
     with opened as place:
         with _told(name):
             storage = place if place is dest else icechunk.local_filesystem_storage(str(place))

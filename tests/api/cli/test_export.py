@@ -30,9 +30,9 @@ def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     assert "arrays: 1; chunks: 2, 8 bytes" in done.stdout
     group = zarr.open_group(tmp_path / "plain.zarr", mode="r")
     np.testing.assert_array_equal(group["a"], [300, 301, 302, 303])
-    done = call("export", url, tmp_path / "plain.zarr", "v1", "--overwrite")
+    done = call("export", url, tmp_path / "v1.zarr", "v1")
     assert done.exit_code == 0, done.stderr
-    np.testing.assert_array_equal(zarr.open_array(tmp_path / "plain.zarr/g/a", mode="r"), [0] * 4)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "v1.zarr/g/a", mode="r"), [0] * 4)
     done = call("export", url, tmp_path / "r.json", "-f", "kerchunk", "--tag", "kept")
     assert done.exit_code == 0, done.stderr
     assert "the tag kept keeps them" in done.stdout
@@ -44,7 +44,6 @@ def test_errors_end_in_one_line(url: Path, tmp_path: Path) -> None:
     (tmp_path / "taken" / "thesis.tex").write_text("years of work")
     for code, arguments in (
         (1, (tmp_path / "taken",)),
-        (1, (tmp_path / "taken", "--overwrite")),
         (2, (tmp_path / "new", "--format", "zrr")),
         (2, (tmp_path / "new", "--tag", "kept")),
         (2, (url / "new",)),

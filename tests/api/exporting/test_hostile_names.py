@@ -12,10 +12,8 @@ import zarr
 from zarr.core.buffer.cpu import Buffer
 
 import zarr_manifests as zm
-from exported import bytes_in
 from hostile_names import hostile_repository, unchecked
 from zarr_manifests.errors import (
-    AlreadyExistsError,
     CorruptObjectError,
     InvalidArgumentError,
     StorageError,
@@ -66,25 +64,6 @@ def test_an_export_refuses_such_a_name_whoever_lets_it_pass(
     assert is_untouched(tmp_path)
 
 
-@pytest.mark.parametrize("link", ["a", "a/c/0", "zarr.json"])
-def test_an_export_follows_no_link_where_it_writes(tmp_path: Path, link: str) -> None:
-    repo = zm.create(tmp_path / "repository")
-    with repo.transaction(message="values") as store:
-        zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
-    outside, dest = tmp_path / "outside", tmp_path / "dest"
-    outside.mkdir()
-    (outside / "zarr.json").write_text("precious")
-    (dest / link).parent.mkdir(parents=True)
-    (dest / link).symlink_to(outside if link == "a" else outside / "zarr.json")
-    (dest / "__zarr_manifests_export.json").write_text("{}")
-    with pytest.raises(AlreadyExistsError):
-        zm.export(repo.readonly_session(), dest, "zarr")
-    zm.export(repo.readonly_session(), dest, "zarr", overwrite=True)
-    assert zarr.open_array(dest, path="a", mode="r")[3] == 3
-    assert [path.name for path in outside.iterdir()] == ["zarr.json"]
-    assert (outside / "zarr.json").read_text() == "precious"
-
-
 @pytest.mark.parametrize("data", [b"base64:eyJhIjoxfQ==", b"\xff\xfe"])
 def test_a_document_in_a_kerchunk_file_is_the_stored_one(tmp_path: Path, data: bytes) -> None:
     repo = zm.create(tmp_path / "repository")
@@ -113,19 +92,6 @@ def test_an_export_refers_to_nothing_that_may_not_be_read(tmp_path: Path, way: s
     with pytest.raises(VirtualContainerError):
         zm.export(repo.readonly_session(), tmp_path / "out", "kerchunk")
     assert not (tmp_path / "out").exists()
-
-
-def test_an_entry_with_the_name_of_the_mark_is_not_lost(tmp_path: Path) -> None:
-    repo = zm.create(tmp_path / "repository")
-    with repo.transaction(message="values") as store:
-        zarr.create_array(store, name="a", data=np.arange(4), chunks=(2,))
-        store.set_sync("__zarr_manifests_export.json", Buffer.from_bytes(b"mine"))
-    plain = zarr.storage.MemoryStore()
-    with pytest.raises(InvalidArgumentError, match="name of the mark"):
-        zm.export(repo.readonly_session(), plain)
-    assert bytes_in(plain) == {}
-    zm.export(repo.readonly_session(), tmp_path / "out", "zarr")
-    assert (tmp_path / "out" / "__zarr_manifests_export.json").read_bytes() == b"mine"
 
 
 def test_an_export_refers_to_no_chunk_that_is_a_link(tmp_path: Path) -> None:

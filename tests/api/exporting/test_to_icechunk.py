@@ -49,7 +49,7 @@ def test_icechunk_reads_the_same(repo: zm.Repository, tmp_path: Path) -> None:
     found = xr.open_zarr(store, group=ODD, consolidated=False)
     np.testing.assert_array_equal(found["u"], np.arange(48.0).reshape(8, 6))
     assert (report.referenced, repo.list_tags()) == (0, {})
-    with pytest.raises(AlreadyExistsError, match="holds data"):
+    with pytest.raises(AlreadyExistsError, match="replaces nothing"):
         zm.export(session, tmp_path / "out" / "ice", "icechunk")
 
 
@@ -61,7 +61,7 @@ def test_what_icechunk_does_not_take(tmp_path: Path) -> None:
     assert not dest.exists()
     dest.mkdir()
     (dest / "thesis.tex").write_text("years of work")
-    with pytest.raises(AlreadyExistsError, match="holds data"):
+    with pytest.raises(AlreadyExistsError, match="replaces nothing"):
         zm.export(session, dest, "icechunk", path=ODD)
     storage = icechunk.in_memory_storage()
     zm.export(session, storage, "icechunk", path=ODD)
@@ -95,6 +95,6 @@ def test_links_in_a_repository_are_not_followed(repo: zm.Repository, tmp_path: P
     (dest / "snapshots").rename(outside)
     (dest / "snapshots").symlink_to(outside)
     before = {path.name for path in outside.iterdir()}
-    with pytest.raises(AlreadyExistsError, match="holds data"):
+    with pytest.raises(AlreadyExistsError, match="replaces nothing"):
         zm.export(repo.readonly_session(), dest, "icechunk")
     assert {path.name for path in outside.iterdir()} == before

@@ -12,16 +12,10 @@ FAULTS = [
         "put(documents)\n        for batch in source.chunks():\n            put(batch)",
     ),
     Fault(
-        "an-old-store-can-be-opened-while-it-is-replaced",
+        "an-export-goes-over-what-is-in-a-bucket",
         "exporting/exports.py",
-        "delete(sorted(found.intersection(DOCUMENTS)))",
-        "pass",
-    ),
-    Fault(
-        "an-export-replaces-what-is-no-zarr-store",
-        "exporting/exports.py",
-        "if found and not (overwrite and found.intersection([_MARK, *DOCUMENTS])):",
-        "if found and not overwrite:",
+        "if not is_empty:",
+        "if False:",
     ),
     Fault(
         "an-export-into-the-repository-is-not-refused",
@@ -32,14 +26,8 @@ FAULTS = [
     Fault(
         "a-file-that-came-meanwhile-is-replaced",
         "exporting/exports.py",
-        "new.replace(path) if overwrite else path.hardlink_to(new)",
+        "path.hardlink_to(new)",
         "new.replace(path)",
-    ),
-    Fault(
-        "an-old-folder-is-lost-with-a-new-one-that-fails",
-        "exporting/exports.py",
-        "if old.exists() and not path.exists():",
-        "if False:",
     ),
     Fault(
         "an-export-names-files-outside-of-containers",
