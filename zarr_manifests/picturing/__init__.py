@@ -189,30 +189,6 @@ def as_svg(places: IndexArray) -> str:
     )
 
 
-def as_drawing(values: npt.NDArray[np.float64]) -> str:
-    """A picture of numbers: of one row a line, else cells from pale to dark; NaN is left out."""
-    height, width = values.shape
-    low, high = np.nanmin(values), np.nanmax(values)
-    parts = (values - low) / ((high - low) or 1.0)
-    drawn = []
-    if height == 1:
-        height = 40
-        for known, run in groupby(enumerate(parts[0].tolist()), lambda at: at[1] == at[1]):
-            points = [f"{x + 0.5} {2 + (height - 4) * (1 - y):.1f}" for x, y in run]
-            drawn += [f'<path d="M{"L".join(points)}h.01"/>'] if known else []
-    else:
-        cells = ((x, y, one) for y, row in enumerate(parts.tolist()) for x, one in enumerate(row))
-        drawn += [
-            f'<rect x="{x}" y="{y}" width="1" height="1" fill-opacity="{0.1 + 0.9 * one:.2f}"/>'
-            for x, y, one in cells
-            if one == one
-        ]
-    return (
-        f'<svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" '
-        f'shape-rendering="{"auto" if len(values) == 1 else "crispEdges"}">{"".join(drawn)}</svg>'
-    )
-
-
 def as_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords) -> dict[str, Any]:
     """A map of chunks as the table of a page.
 

@@ -634,7 +634,7 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> bytes:
             "start": axis.start,
             "step": axis.step,
             "count": len(axis),
-            **coordinate(opened, node, name, axis, size),
+            **_coordinate(opened, node, name, axis, size),
         }
         for at, (name, size, axis) in enumerate(zip(names, array.shape, axes, strict=True))
     ]
@@ -730,7 +730,7 @@ def _beside(contents: SessionView, node: Node, name: str | None) -> Node | None:
     return None
 
 
-def coordinate(
+def _coordinate(
     opened: OpenSnapshot, of: Node, name: str | None, axis: range, size: int
 ) -> dict[str, Any]:
     """The values of the coordinate along an axis of a node, if it has one that can be read."""

@@ -25,19 +25,18 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from xarray.backends.zarr import FillValueCoder
 
-from zarr_manifests.decoding import packing_of
 from zarr_manifests.display import attributes_of, fields_of, hierarchy
-from zarr_manifests.engine.chunk_statistics import chunk_map, chunk_statistics
+from zarr_manifests.engine.chunk_statistics import chunk_map
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError, plain_text
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
-from zarr_manifests.picturing import ChunkMap, Folding, as_drawing, as_table
+from zarr_manifests.picturing import ChunkMap, as_table
 from zarr_manifests.picturing.graph import graph_shapes
 from zarr_manifests.reports import Diff, SnapshotInfo
 from zarr_manifests.reports.version_reports import moved_tops
 from zarr_manifests.repository import graph_of
-from zarr_manifests.serving.answers import OpenSnapshot, Served, coordinate, status_of
+from zarr_manifests.serving.answers import OpenSnapshot, Served, status_of
 from zarr_manifests.session import estimate_of
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
@@ -51,8 +50,6 @@ _LISTED: Final = 200
 _VALUE: Final = 2000
 _MOST_CHANGED: Final = 2_000_000
 """Changed chunks of a commit; of more, the page does not say which they are."""
-_MOST_MEASURED: Final = 200_000
-"""Chunks whose statistics a page takes."""
 _TITLES: Final = {404: "Not found", 410: "No longer here", 400: "Not understood"}
 _SIDE: Final = 48
 _LONG_SIDE: Final = 384  # four times as many cells in a row, which fill 26 lines
@@ -196,7 +193,6 @@ class Pages:
         changed = array.changed(self._written_by(commit["info"]))
         found = array.chunk_map()
         table = as_table(found, changed, array.meta.chunk_shape)
-        stored = int(found.chunks.sum())
         return self._render(
             request,
             "array.html",
@@ -205,8 +201,7 @@ class Pages:
             facts=_facts(array),
             attributes=_attributes(array),
             documents=[(key, _text(value)) for key, value in array.node.documents.items()],
-            stored=(stored, int(found.nbytes.sum())),
-            means=_means(array) if stored <= _MOST_MEASURED else [],
+            stored=(int(found.chunks.sum()), int(found.nbytes.sum())),
             whole=array.meta.grid.size,
             changed=None if changed is None else len(changed),
             table=table,
@@ -349,51 +344,6 @@ def _look(
             for axis, size in enumerate(shape)
         ],
     }
-
-
-def _means(array: _ShownArray) -> list[tuple[Markup, str]]:
-    """Means of chunks along the first axis, and on the last two, by statistics alone."""
-    contents, node, meta = array.opened.contents, array.node, array.meta
-    found = contents.guarded(partial(chunk_statistics, contents, node.path, None, None, None))
-    numbers = (found.cells - found.missing).astype(np.float64)
-    known = ~np.isnan(found.sums) & (numbers > 0)
-    coords, numbers, attributes = found.coords[known], numbers[known], attributes_of(node)
-    try:
-        scale, offset = packing_of(attributes)
-    except (TypeError, ValueError):
-        return []
-    sums = found.sums[known] * scale + offset * numbers
-    drawn, last = [], len(meta.shape) - 1
-    for axes in ([0], [last - 1, last]) if last > 1 else ([*range(last + 1)],):
-        folding = Folding.of([meta.grid.hi[axis] for axis in axes], _SIDE)
-        with np.errstate(invalid="ignore"):
-            means = folding.place(coords[:, axes], sums) / folding.place(coords[:, axes], numbers)
-        if means.size < 2 or not np.isfinite(means).any():
-            continue
-        shown = [axes[at] for at in folding.axes if at is not None and folding.grid_shape[at] > 1]
-        (name, ends, north), *others = [_side(array, axis) for axis in shown]
-        if north and others:
-            means, ends = means[::-1], ends[::-1]
-        sides = [f"{name} {' to '.join(ends)}" for name, ends, _ in [(name, ends, north), *others]]
-        text = f"rows are {sides[0]}, columns {sides[1]}" if others else sides[0]
-        least, most, units = np.nanmin(means), np.nanmax(means), attributes.get("units", "")
-        text = f"{text}; means are {least:.4g} to {most:.4g} {_value(units)}".rstrip()
-        drawn.append((Markup(as_drawing(means)), text[0].upper() + text[1:]))
-    return drawn
-
-
-def _side(array: _ShownArray, axis: int) -> tuple[str, list[str], bool]:
-    """The name of an axis, its first and last label, and whether it goes north."""
-    size, name = array.meta.shape[axis], (array.meta.dimension_names or {axis: None})[axis]
-    told = coordinate(array.opened, array.node, name, range(0, size, size - 1), size)
-    labels = told["values"] or [None]
-    labels = [0, size - 1] if None in labels else labels
-    ends = [
-        one[:16].replace("T", " ").removesuffix(" 00:00") if isinstance(one, str) else f"{one:g}"
-        for one in labels
-    ]
-    north = str(told["units"]).startswith("degrees_n") or name in ("lat", "latitude")
-    return name or f"axis {axis}", ends, north and labels[0] < labels[-1]
 
 
 def _facts(array: _ShownArray) -> list[tuple[str, str]]:

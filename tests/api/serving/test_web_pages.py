@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import pytest
-import xarray as xr
 import zarr
 
 import zarr_manifests as zm
 from sample_site import HOSTILE, HOSTILE_ARRAY, Sample, make_sample
 from served import get, serving
 from zarr_manifests.repository import resolved
-from zarr_manifests.storage.memory import MemoryStorage
 
 
 @pytest.fixture(scope="module")
@@ -122,39 +119,3 @@ def test_odd_requests_are_answered_with_what_is_there(url: str, sample: Sample) 
     assert "rows=4" in get(url, "/?rows=1").text
     for query in ("vertical=9", "horizontal=1&vertical=1", "at0=99", "at0=a"):
         assert get(url, f"/array/main/air/t?{query}").status == 200
-
-
-def test_means_are_drawn_from_statistics_alone() -> None:
-    values = np.arange(96.0).reshape(4, 4, 6)
-    values[1, :2] = np.nan
-    times = np.array(["2001-01-01", "2001-01-02", "2001-01-03T12:00", "2001-01-05"], "M8[ns]")
-    coords = {"time": times, "lat": [-30.0, -10, 10, 30], "lon": np.arange(6.0)}
-    ds = xr.Dataset({"t": (("time", "lat", "lon"), values, {"units": "<K>"})}, coords)
-    packed = {"dtype": "i2", "scale_factor": 0.5, "add_offset": 1.0, "_FillValue": -1}
-    repo = zm.create(MemoryStorage())
-    zm.write(ds, repo, message="t", encoding={"t": {**packed, "chunks": (1, 2, 3)}})
-    zm.write(ds, repo, group="none", message="none", statistics=False)
-    odd = ds.drop_vars(["time", "lat", "lon"])
-    odd.t.attrs["scale_factor"] = "<much>"
-    zm.write(
-        odd, repo, group="odd", message="odd", encoding={"t": {"chunks": (1, 2, 3)}}, check=False
-    )
-    with serving(repo) as url:
-        text = get(url, "/array/main/t").text
-        series, places = re.findall(r"<figcaption>(.*?)</figcaption>", text)
-        means = np.nanmean(values, axis=(1, 2))
-        ends = f"{means.min():.4g} to {means.max():.4g} &lt;K&gt;"
-        assert series == f"Time 2001-01-01 to 2001-01-05; means are {ends}"
-        south, north = values[:, :2], values[:, 2:]
-        means = np.array([np.nanmean(one, axis=(0, 1)) for one in (north, south)])
-        means = means.reshape(2, 2, 3).mean(axis=2)
-        ends = f"{means.min():.4g} to {means.max():.4g} &lt;K&gt;"
-        assert places == f"Rows are lat 30 to -30, columns lon 0 to 5; means are {ends}"
-        line, cells = re.findall(r"<svg viewBox.*?</svg>", text)
-        assert line.count("L") == 3
-        found = re.findall(r'x="(.)" y="(.)".*?fill-opacity="(.*?)"', cells)
-        parts = 0.1 + 0.9 * (means - means.min()) / (means.max() - means.min())
-        assert [f"{parts[int(y), int(x)]:.2f}" for x, y, _ in found] == [one for *_, one in found]
-        assert len(found) == 4
-        for path in ("none/t", "odd/t"):
-            assert "<h2>Means</h2>" not in get(url, f"/array/main/{path}").text
