@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +18,6 @@ _WIDE: Final = 4
 _LINE: Final = 60
 _FEW: Final = 24
 _MANY: Final = 64
-_COLORS: Final = ("rgba(128,128,128,.25)", "#7fb2cb", "#1f77a4")
 
 
 class Folding(Struct, frozen=True, eq=False):
@@ -169,24 +166,6 @@ class ChunkMap(Struct, frozen=True, eq=False):
 def axis_name(dimensions: Sequence[str | None], axis: int | None) -> str:
     """The name of a dimension, or which axis it is; empty for none."""
     return "" if axis is None else dimensions[axis] or f"axis {axis}"
-
-
-def as_svg(places: IndexArray) -> str:
-    """A picture of cells that are 0, 1 or 2, from grey to blue."""
-    height, width = places.shape
-    side = max(1, min(6, 480 // max(width, 1)))
-    runs = []
-    for line, row in enumerate(places.tolist()):
-        for place, same in groupby(enumerate(row), itemgetter(1)):
-            first, *rest = [column for column, _ in same]
-            runs.append(
-                f'<rect x="{first}" y="{line}" width="{1 + len(rest)}" height="1" '
-                f'fill="{_COLORS[place]}"/>'
-            )
-    return (
-        f'<svg width="{width * side}" height="{height * side}" viewBox="0 0 {width} {height}" '
-        f'preserveAspectRatio="none" shape-rendering="crispEdges">{"".join(runs)}</svg>'
-    )
 
 
 def as_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords) -> dict[str, Any]:

@@ -9,23 +9,23 @@ from html import escape
 import numpy as np
 from msgspec import Struct
 
-from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Coords, IndexArray, grid_shape
 from zarr_manifests.keys import no_array
-from zarr_manifests.picturing import Folding, as_svg
+from zarr_manifests.picturing import Folding
 from zarr_manifests.planning.live_deltas import Amount
 from zarr_manifests.planning.packing import Overflow
 from zarr_manifests.report import Problem, Report
 from zarr_manifests.texts import bytes_text, count_text
 
 _SHOWN = 20
+_PICTURE_LINES, _PICTURE_COLUMNS = 24, 72
 _FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
 
 
 class ChunkSelection(Report, Struct, frozen=True, eq=False):
     """The chunks of an array that may hold cells that a where selects.
 
-    A notebook shows the grid of chunks as a picture, with the selected ones in blue.
+    A notebook shows the grid of chunks as a picture, too.
 
     Parameters
     ----------
@@ -107,36 +107,20 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
             values = f"chunks of {shape} hold values of all sizes{why}"
             yield f"no chunk is left out by its values, because {values}; smaller ones can be"
 
-    def picture(self, columns: int = 72, lines: int = 24) -> str:
+    def picture(self) -> str:
         """The grid of chunks as text: a block is selected, a dot left out, a grey block is both.
 
-        It shows the two longest axes, and all chunks along the others in one place.
-
-        Parameters
-        ----------
-        columns, lines : int
-            The largest picture; of larger grids, several chunks share a place.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If one of them is not a whole number from 1 on.
+        It shows the two longest axes, and all chunks along the others in one place. It has at most
+        24 lines of 72 places; of larger grids, several chunks share a place.
         """
-        for name, most in (("columns", columns), ("lines", lines)):
-            if type(most) is not int or most < 1:
-                raise InvalidArgumentError(f"{name} of a picture must be 1 or more, not {most!r}")
-        marks = np.array([_NONE, _PART, _FULL])[self._places(lines, columns)]
+        folding = Folding.of(self.grid_shape, _PICTURE_LINES, _PICTURE_COLUMNS)
+        counts = folding.cover(self.boxes)
+        marks = np.where(counts == folding.whole, _FULL, np.where(counts > 0, _PART, _NONE))
         return "\n".join("".join(row) for row in marks.tolist())
 
     def _repr_html_(self) -> str:
         """What `str` says, and the grid of chunks as a picture."""
-        return f"<pre>{escape(str(self))}</pre>{as_svg(self._places(80, 120))}"
-
-    def _places(self, lines: int, columns: int) -> IndexArray:
-        """A grid of at most this size: 0 for places left out, 2 for selected ones, 1 for both."""
-        folding = Folding.of(self.grid_shape, lines, columns)
-        counts = folding.cover(self.boxes)
-        return np.where(counts == folding.whole, 2, counts > 0)
+        return f"<pre>{escape(str(self))}\n\n{self.picture()}</pre>"
 
 
 class Usage(Report, Struct, frozen=True):
