@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
 from zarr_manifests.cli.looking import value_text
-from zarr_manifests.cli.verbs import Pairs, Repo, Told, pairs, styled, verb, write_error
+from zarr_manifests.cli.verbs import Pairs, Repo, Told, pairs, verb, write_error
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
-from zarr_manifests.rendering import columns
-from zarr_manifests.texts import bytes_text, count_text
 
 if TYPE_CHECKING:
     from zarr_manifests.config import Config
@@ -146,56 +143,24 @@ def run_explain(
     at: str = "main",
     config: typer.FileBinaryRead | None = None,
 ) -> object:
-    """Show each array's matching rule, its set and manifests, and why it overflowed.
+    """Show each array's matching rule, its set and manifests; of one array, why it overflowed.
 
     Parameters
     ----------
     array :
-        Show the leaves of this array.
+        Show only this array, with its leaves.
     config : -c FILE
-        What a full compaction with this configuration would give; a YAML file, - for standard
-        input. Nothing is written.
+        What a full compaction with this configuration would give, and the costs of reading now and
+        then; a YAML file, - for standard input. Nothing is written.
     """
     if config is not None and array is not None:
         raise InvalidArgumentError("give an ARRAY or --config, not both")
-    given = None if config is None else _read_config(config)
-    now = repo.explain_manifests(at, costs=given is not None)
-    then = now if given is None else repo.explain_manifests(at, config=given)
-    if array is not None:
-        return _named(now, array)
-    text = [styled(then.snapshot_id, "yellow"), _arrays(then), "", _manifests(then)]
-    if given is None:
-        return Told(now, text)
-    sums = f"now:    {_sum(now)}", f"then:   {_sum(then)}", ""
-    return Told({"now": now, "then": then}, [*text, *sums, _costs(now, then)])
-
-
-def _arrays(layout: ManifestLayout) -> Any:
-    numbers = ("rule", "leaves", "refs", "pending")
-    table = columns("array", "rule", "set", "manifests", *numbers[1:], "overflowed",
-                    right=numbers, whole=("array",))  # fmt: skip
-    for array in layout.arrays:
-        sets = dict.fromkeys(layout.manifests[i].set_name for i in array.manifests)
-        table.add_row(
-            array.path,
-            "" if array.rule is None else str(array.rule),
-            ", ".join(sets) or array.wanted,
-            _numbers(array.manifests),
-            f"{len(array.leaves):,}",
-            f"{array.refs:,}",
-            f"{array.pending_refs:,}" if array.pending_refs else "",
-            "; ".join(f"{of.set_name}: {of.why}" for of in array.overflows),
-        )
-    return table
-
-
-def _manifests(layout: ManifestLayout) -> Any:
-    numbers = ("arrays", "refs", "bytes")
-    table = columns("manifest", "set", *numbers, "key", right=numbers)
-    for i, one in enumerate(layout.manifests):
-        size = bytes_text(one.nbytes)
-        table.add_row(str(i), one.set_name, f"{one.arrays:,}", f"{one.refs:,}", size, one.key or "")
-    return table
+    if config is not None:
+        then = repo.explain_manifests(at, config=_read_config(config))
+        now = repo.explain_manifests(at, costs=True)
+        return Told({"now": now, "then": then}, ["now", now, "", "then", then])
+    layout = repo.explain_manifests(at)
+    return layout if array is None else _named(layout, array)
 
 
 def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
@@ -205,37 +170,3 @@ def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
     if path not in arrays:
         raise no_array(path, arrays, f" in snapshot {layout.snapshot_id}")
     return arrays[path]
-
-
-def _numbers(positions: tuple[int, ...]) -> str:
-    """`0, 2-4`, as in the table of manifests."""
-    parts: list[list[int]] = []
-    for at in positions:
-        if parts and parts[-1][-1] == at - 1:
-            parts[-1][-1] = at
-        else:
-            parts.append([at, at])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
-def _sum(layout: ManifestLayout) -> str:
-    refs = sum(manifest.refs for manifest in layout.manifests)
-    size = sum(manifest.nbytes for manifest in layout.manifests)
-    pending = sum(array.pending_refs for array in layout.arrays)
-    text = f"{count_text(len(layout.manifests), 'manifest')}, {count_text(refs, 'ref')}, "
-    text += bytes_text(size)
-    return text + (f", and {count_text(pending, 'ref')} pending" if pending else "")
-
-
-def _costs(now: ManifestLayout, then: ManifestLayout) -> Any:
-    def said(cost: Mapping[str, int]) -> str:
-        return f"{count_text(cost['requests'], 'request')}, {bytes_text(cost['nbytes'])}"
-
-    table = columns("to read for", "now", "then", right=("now", "then"))
-    for name, what in (
-        ("opening", "opening"),
-        ("coordinates", "then all coordinates"),
-        ("last_step", "then one more step"),
-    ):
-        table.add_row(what, *(said(costs[name]) for costs in (now.costs, then.costs) if costs))
-    return table

@@ -19,7 +19,6 @@ from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 
 if TYPE_CHECKING:
     from zarr_manifests.display import Row
-    from zarr_manifests.reports import Amount, Usage
 
 _CORNER: Final = 8
 _SHOWN_REFS: Final = 20
@@ -215,32 +214,7 @@ def run_du(
     estimate :
         By what the snapshot says itself: no manifest is read.
     """
-    usage = repo.du(version, path=array, estimate=estimate)
-    return Told(usage, _usage_text(usage))
-
-
-def _usage_text(usage: Usage) -> Iterator[object]:
-    kinds = ("inline", "native", "virtual")
-    apart = kinds if all(array.inline is not None for array in usage.arrays) else ()
-    numbers = ("chunks", "of", *apart, "bytes", "more chunks", "more bytes")
-    table = columns("", *numbers, right=numbers, whole=("",))
-    for array in usage.arrays:
-        grid = "" if array.grid_shape is None else f"{math.prod(array.grid_shape):,}"
-        chunks, nbytes = _amount(array.total)
-        parts = [_amount(getattr(array, kind))[1] for kind in apart]
-        table.add_row(array.path, chunks, grid, *parts, nbytes, *_amount(array.growth))
-    chunks, nbytes = _amount(usage.total)
-    sums = [bytes_text(sum(getattr(one, kind).nbytes for one in usage.arrays)) for kind in apart]
-    table.add_row("all", chunks, "", *sums, nbytes, *_amount(usage.growth), style="bold")
-    yield from (usage.snapshot_id, table)
-    if not usage.exact:
-        yield styled("<= at most: what commits overwrite or remove they do not look up", "dim")
-
-
-def _amount(amount: Amount) -> tuple[str, str]:
-    chunks = f"{amount.chunks:,}" if amount.chunks_exact else f"<= {amount.chunks:,}"
-    nbytes = f"-{bytes_text(-amount.nbytes)}" if amount.nbytes < 0 else bytes_text(amount.nbytes)
-    return chunks, nbytes if amount.nbytes_exact else f"<= {nbytes}"
+    return repo.du(version, path=array, estimate=estimate)
 
 
 # --- the repository --------------------------------------------------------------------------

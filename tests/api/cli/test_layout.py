@@ -37,10 +37,14 @@ def test_a_plan_shows_what_would_be_and_writes_nothing(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     done = call("explain", place, "--config", "-", given=PLAN)
     assert done.exit_code == 0, done.output
-    found = [line.split() for line in done.stdout.splitlines()]
-    assert {("/lat", "few", "5"), ("/sea", "by-steps", "6,000")} <= {
-        (row[0], row[2], row[-1]) for row in found if len(row) == 6
-    }
+    found = [line.split() for line in done.stdout.partition("\nthen\n")[2].splitlines()]
+    for path, rule, wanted, leaves, refs in (
+        ("/lat", "0", "few", "1", "5"),
+        ("/sea", "1", "by-steps", "3", "6,000"),
+    ):
+        (row,) = (row for row in found if row[:1] == [path])
+        assert row[:4] == [path, rule, wanted, leaves]
+        assert refs in row
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
 
 
