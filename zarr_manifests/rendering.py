@@ -94,11 +94,14 @@ def says(value: object) -> bool:
 
 
 def report(value: Any) -> Group:
-    """A value as what `str` says if its class says that; else its facts, then its collections."""
-    if says(value):
+    """A value as what `str` says if its class says that; else its facts, then its collections.
+
+    A mapping is shown as a report whose attributes have its names.
+    """
+    if not isinstance(value, Mapping) and says(value):
         return Group(Text(plain_text(str(value), lines=True)))
     single, parts = [], []
-    for name, found in parts_of(value):
+    for name, found in value.items() if isinstance(value, Mapping) else parts_of(value):
         if isinstance(found, Mapping) or (isinstance(found, tuple) and not _is_shape(found)):
             if found:
                 parts += [Text(f"{_words(name)} ({len(found):,})", "bold"), *_listed(name, found)]

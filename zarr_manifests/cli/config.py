@@ -7,9 +7,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from zarr_manifests.cli.looking import value_text
 from zarr_manifests.cli.verbs import Pairs, Repo, Told, pairs, verb, write_error
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.report import plain
 
 if TYPE_CHECKING:
     from zarr_manifests.config import Config
@@ -90,7 +90,12 @@ def metadata(repo: Repo, entries: Pairs = None, *, replace: bool = False) -> obj
         repo.metadata(given)
     found = repo.metadata()
     shown = {} if given or replace else found
-    return Told(found, [f"{name}: {value_text(value)}" for name, value in shown.items()])
+    return Told(found, [f"{name}: {_value_text(value)}" for name, value in shown.items()])
+
+
+def _value_text(value: object) -> str:
+    """The value on one line; text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
 
 
 def _read_config(file: IO[bytes]) -> Config:

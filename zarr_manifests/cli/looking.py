@@ -2,60 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from zarr_manifests.cli.verbs import Pairs, Repo, Told, TrustingRepo, console, pairs, styled, verb
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.progress import counted
-from zarr_manifests.rendering import columns, fact_table, more
-from zarr_manifests.report import plain
-from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
+from zarr_manifests.rendering import columns, report
+from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:
     from zarr_manifests.display import Row
 
 _CORNER: Final = 8
-_SHOWN_REFS: Final = 20
 
 
 # --- tree ------------------------------------------------------------------------------------
 
 
 @verb
-def run_tree(repo: Repo, version: str = "main", *, chunks: bool = False) -> object:
-    """Show groups and arrays: dimensions, type, chunk shape and units.
-
-    Parameters
-    ----------
-    chunks :
-        Count the chunks that are there instead of showing units; reads manifests.
-    """
+def run_tree(repo: Repo, version: str = "main") -> object:
+    """Show groups and arrays: dimensions, type, chunk shape and units."""
     from zarr_manifests.display import hierarchy
     from zarr_manifests.store import contents_of
 
     view = contents_of(repo.readonly_session(version).store).view
-    last = ("there", "stored") if chunks else ("units",)
-    whole = ("", "type") if chunks else ("", "type", "dimensions")
-    table = columns("", "dimensions", "type", "chunk", *last, right=last * chunks, whole=whole)
-    records = []
-    for row in hierarchy(view.nodes):
-        array, told = row.node.array, [row.units]
-        more: dict[str, object] = {}
-        if array is not None and chunks:
-            there = view.chunks(row.node.node_id)
-            count, nbytes = (0, 0) if there is None else (len(there), int(there.length.sum()))
-            told = [f"{count:,}/{array.grid.size:,}", bytes_text(nbytes)]
-            more = {"initialized_chunks": count, "total_chunks": array.grid.size, "nbytes": nbytes}
-        table.add_row(row.guide + row.name, row.dimensions, row.type, row.chunk, *told)
-        records.append(_record(row) | more)
+    rows = [*hierarchy(view.nodes)]
+    table = columns("", "dimensions", "type", "chunk", "units", whole=("", "type", "dimensions"))
+    for row in rows:
+        table.add_row(row.guide + row.name, row.dimensions, row.type, row.chunk, row.units)
     head = styled(view.snapshot_id, "yellow")
-    return Told(records, [head, table if table.row_count else "(empty)"])
+    return Told([_record(row) for row in rows], [head, table if rows else "(empty)"])
 
 
 def _record(row: Row) -> dict[str, Any]:
@@ -222,7 +203,7 @@ def run_du(
 
 @verb
 def run_info(repo: Repo) -> object:
-    """Show a repository: branches, tags, size, metadata and configuration."""
+    """Show a repository: branches, tags, metadata and size."""
     from zarr_manifests.format.records import FORMAT_VERSION
     from zarr_manifests.format.root import ROOT_KEY, Root
 
@@ -239,57 +220,13 @@ def run_info(repo: Repo) -> object:
         "format": FORMAT_VERSION,
         "root_version": root.version,
         "root_written_at": datetime.fromtimestamp(root.written_ms / 1000, UTC),
-        "last_on_main": next(repo.ancestry(limit=1)),
+        "objects": objects.total(),
+        "nbytes": sizes.total(),
         "branches": repo.list_branches(),
         "tags": repo.list_tags(),
         "metadata": repo.metadata(),
-        "config": repo.config.to_dict(),
         "stored": {
             kind: {"objects": objects[kind], "nbytes": n} for kind, n in sizes.most_common()
         },
     }
-    return Told(found, _info_text(found))
-
-
-def _info_text(found: dict[str, Any]) -> Iterator[object]:
-    last, when = found["last_on_main"], time_text(found["root_written_at"])
-    done = ", ".join(filter(None, (last.kind, written_text(last.written))))
-    yield fact_table(
-        [
-            ("repository", found["url"]),
-            ("id", found["repository_id"]),
-            ("format", str(found["format"])),
-            ("root state", f"version {found['root_version']:,}, {when}"),
-            ("last on main", f"{last.message} [{done}]"),
-            *(("metadata", f"{name}: {value_text(v)}") for name, v in found["metadata"].items()),
-        ]
-    )
-    yield ""
-    refs = [(f"branch {name}", head) for name, head in found["branches"].items()]
-    refs += [(f"tag {name}", head) for name, head in found["tags"].items()]
-    yield from (fact_table(refs[:_SHOWN_REFS]), *more(len(refs) - _SHOWN_REFS), "")
-    yield fact_table(("config", line) for line in _option_lines(found["config"]))
-    yield ""
-    table = columns("stored", "objects", "bytes", right=("objects", "bytes"))
-    for kind, of in found["stored"].items():
-        table.add_row(kind, f"{of['objects']:,}", bytes_text(of["nbytes"]))
-    sums = [sum(of[name] for of in found["stored"].values()) for name in ("objects", "nbytes")]
-    table.add_row("all", f"{sums[0]:,}", bytes_text(sums[1]), style="bold")
-    yield table
-
-
-def _option_lines(config: dict[str, Any]) -> Iterator[str]:
-    """The options, with only a summary of the manifest sets."""
-    for name, value in config.items():
-        if name == "chunk-manifests":
-            counts = (count_text(len(value[f"{one}s"]), one) for one in ("set", "rule"))
-            yield f"{name}: {', '.join(counts)} (see `zarr-manifests config show`)"
-        elif isinstance(value, dict):
-            yield from (f"{name}.{inner}: {one}" for inner, one in value.items())
-        else:
-            yield f"{name}: {value}"
-
-
-def value_text(value: object) -> str:
-    """The value on one line; text as it is, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    return Told(found, [report(found)])

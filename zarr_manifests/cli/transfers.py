@@ -361,7 +361,7 @@ def run_demo(
 What to try next:
   {command} serve {url}
   {command} log {url} -n 5
-  {command} tree {url} --chunks
+  {command} du {url}
   {command} tree {url} {FIRST_TAG}
   {command} info {url}
   {python} -c "{code}"
