@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import groupby, islice
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from itertools import groupby, islice, takewhile
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 
 from zarr_manifests.cli.verbs import Repo, Told, TrustingRepo, styled, verb
-from zarr_manifests.errors import HistoryExpiredError, InvalidArgumentError, plain_text
+from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError, plain_text
 from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table
 from zarr_manifests.report import plain
@@ -21,15 +21,7 @@ from zarr_manifests.texts import count_text, time_text
 from zarr_manifests.versions import RefName, moment_ms, refs_by_snapshot, short_ids
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import Change, SnapshotInfo
-
-_MARKS: Final = {
-    "create": "+ {path}",
-    "metadata": "~ {path}",
-    "delete": "- {path}",
-    "move": "> {moved_from} to {path}",
-}
-_WORDS: Final = {"append": "appended", "overwrite": "overwritten", "unset": "removed"}
+    from zarr_manifests.reports import Diff, SnapshotInfo
 
 
 @verb
@@ -171,27 +163,29 @@ def _names(before: str, refs: Sequence[RefName]) -> Text:
 
 
 @verb
-def run_show(repo: Repo, version: str = "main", *, coordinates: bool = False) -> object:
-    """Show one commit: its message and metadata, and the nodes and chunks it has changed.
-
-    Parameters
-    ----------
-    coordinates :
-        The coordinates of the chunks, too.
-    """
+def run_show(repo: Repo, version: str = "main") -> object:
+    """Show one commit: its message and metadata, and the nodes and chunks it has changed."""
     info = next(repo.ancestry(version, limit=1))
     refs = _refs(repo).get(info.id, ())
     facts = [("parent", info.parent_id or "none: it is the first")]
     for name, value in info.metadata.items():
         facts.append((name, json.dumps(plain(value), ensure_ascii=False)))
-    text = [_entry(info, refs, short_ids([info.id])[info.id]), fact_table(facts)]
-    try:
-        changes = repo.changes(info.parent_id, info.snapshot_id) if info.parent_id else ()
-        told = _told_changes(changes, coordinates)
-    except HistoryExpiredError:
-        said = "what it has changed is not known: the commit before has expired"
-        told = Told(None, [Text(said, "dim")])
-    return Told({**_record(info, refs), "changes": told.found}, [*text, *(told.text or ())])
+    text: list[object] = [_entry(info, refs, short_ids([info.id])[info.id]), fact_table(facts)]
+    changes = None
+    if info.parent_id is not None:
+        try:
+            changes = _changes_of(repo, info)
+            text.append(changes)
+        except SnapshotExpiredError:
+            said = "what it has changed is not known: the commit before has expired"
+            text.append(Text(said, "dim"))
+    return Told({**_record(info, refs), "changes": changes}, text)
+
+
+def _changes_of(repo: Repo, info: SnapshotInfo) -> Diff:
+    """What a commit that has a parent has changed."""
+    assert info.parent_id is not None
+    return repo.diff(info.parent_id, info.id, symmetric=False)
 
 
 # --- between versions ------------------------------------------------------------------------
@@ -205,7 +199,6 @@ def run_diff(
     *,
     log: bool = False,
     direct: bool = False,
-    coordinates: bool = False,
     values: bool = False,
     array: list[str] | None = None,
 ) -> object:
@@ -221,100 +214,47 @@ def run_diff(
         Commit by commit, oldest first.
     direct :
         Between two branches: all that differs, and not only what END has changed.
-    coordinates :
-        The coordinates of the chunks, too.
     values :
         Read the changed chunks, and compare their values.
     array :
-        With --values: of this array; may be given several times.
+        With --values: of this array; may be given several times. By default, of arrays with changed
+        chunks.
     """
     if sum((log, direct, values)) > 1 or (array and not values):
         raise InvalidArgumentError(
             "give one of --log, --direct and --values; --array goes with --values"
         )
     if values:
-        paths = array or _in_both(repo, start, end)
-        found = [repo.diff(start, end, path, values=True) for path in paths]
-        counts = [zip(one.chunks.tolist(), one.counts.tolist(), strict=True) for one in found]
-        lines: list[object] = []
-        for one, of in zip(found, counts, strict=True):
-            lines.append(one)
-            lines += [f"    {tuple(at)}: {count_text(n, 'cell')}" for at, n in of if n]
-        return Told(found, lines or ["no changes"])
-    if log or (not direct and _is_ancestor(repo, start, end)):
-        return _told_changes(repo.changes(start, end, "log" if log else "net"), coordinates, log)
-    diff = repo.diff(start, end, symmetric=not direct)
-    chunks = diff.chunks.items() if coordinates else ()
-    return Told(diff, [diff, *(f"    {p} {tuple(at)}" for p, of in chunks for at in of.tolist())])
+        return _told_values(repo, start, end, array)
+    if log:
+        return _told_log(repo, start, end)
+    return repo.diff(start, end, symmetric=not direct)
 
 
-def _is_ancestor(repo: Repo, start: str, end: str) -> bool:
-    before = next(repo.ancestry(start, limit=1)).id
-    return any(info.snapshot_id == before for info in repo.ancestry(end))
-
-
-def _in_both(repo: Repo, start: str, end: str) -> list[str]:
-    """The changed arrays that there are in both versions, by their paths in the newer one."""
-    from zarr_manifests.store import contents_of
-
-    diff = repo.diff(start, end, symmetric=False)
-    found = {*diff.created, *diff.updated, *diff.chunks, *diff.truncated}
-    moved_from = {new: old for old, new in diff.moved.items()}
-    was, now = (
-        {
-            f"/{path}"
-            for path, node in contents_of(repo.readonly_session(version).store).view.nodes.items()
-            if node.array is not None
-        }
-        for version in (start, end)
-    )
-    return sorted(path for path in found & now if moved_from.get(path, path) in was)
-
-
-def _told_changes(changes: Iterable[Change], coordinates: bool, log: bool = False) -> Told:
-    """Changes; of a log, below the snapshot of each commit."""
-    found = [*changes]
+def _told_values(repo: Repo, start: str, end: str, arrays: list[str] | None) -> Told:
+    """The changed values of arrays, and how many there are in each chunk."""
+    if arrays is None:
+        diff = repo.diff(start, end, symmetric=False)
+        arrays = sorted({*diff.grids} - ({*diff.created} - {*diff.deleted}))
+    found = [repo.diff(start, end, path, values=True) for path in arrays]
     lines: list[object] = []
-    for snapshot_id, records in groupby(found, lambda one: one.snapshot_id if log else None):
-        lines += [] if snapshot_id is None else [Text(snapshot_id, "yellow")]
-        lines += _change_lines(records, coordinates)
-    return Told([_change_record(one, coordinates) for one in found], lines or ["no changes"])
+    for one in found:
+        lines.append(one)
+        for at, count in zip(one.chunks.tolist(), one.counts.tolist(), strict=True):
+            lines += [f"    {tuple(at)}: {count_text(count, 'cell')}"] if count else []
+    return Told(found, lines or ["no changes"])
 
 
-def _change_lines(records: Iterable[Change], coordinates: bool) -> Iterator[str]:
-    """The changes of nodes, then of chunks, array by array."""
-    from zarr_manifests.reports.version_reports import field_lines, moved_tops
-
-    found = list(records)
-    moved = {record.moved_from: record.path for record in found if record.moved_from is not None}
-    tops = moved_tops(moved)
-    for operation, mark in _MARKS.items():
-        for record in found:
-            went_along = record.moved_from is not None and record.moved_from not in tops
-            if record.operation == operation and not went_along:
-                yield mark.format(path=record.path, moved_from=record.moved_from)
-                yield from field_lines(record.fields)
-    chunks = [record for record in found if record.operation not in _MARKS]
-    for path, group in groupby(sorted(chunks, key=lambda r: r.path), key=lambda r: r.path):
-        of_path = list(group)
-        yield f"  {path}: {', '.join(map(_summary, of_path))}"
-        for record in of_path if coordinates else ():
-            for coords in record.coordinates.tolist():
-                yield f"    {record.operation} {tuple(coords)}"
-
-
-def _summary(record: Change) -> str:
-    if record.operation == "truncate":
-        return f"cut off at {record.grid_shape}"
-    return f"{count_text(len(record.coordinates), 'chunk')} {_WORDS[record.operation]}"
-
-
-def _change_record(change: Change, coordinates: bool) -> dict[str, Any]:
-    """A change for JSON: as `Repository.changes` yields it, without what it does not have."""
-    names = ("path", "operation", "snapshot_id", "moved_from", "grid_shape", "fields")
-    fields = {name: value for name in names if (value := getattr(change, name))}
-    if change.operation in _WORDS:
-        fields["chunks"] = len(change.coordinates)
-        if coordinates:
-            fields["coordinates"] = change.coordinates
-    return fields
+def _told_log(repo: Repo, start: str, end: str) -> Told:
+    """What each commit after START up to END has changed, below its snapshot."""
+    begin = next(repo.ancestry(start, limit=1)).id
+    since = [*takewhile(lambda info: info.id != begin, repo.ancestry(end))]
+    if since and since[-1].parent_id != begin:
+        raise InvalidArgumentError(f"{start!r} is not in the history of {end!r}: leave --log out")
+    found, lines = [], list[object]()
+    for info in reversed(since):
+        if info.kind != "rewrite":  # it changes no data
+            changes = _changes_of(repo, info)
+            found.append({"snapshot_id": info.id, **changes.to_dict()})
+            lines += [Text(info.id, "yellow"), changes]
+    return Told(found, lines or ["no changes"])

@@ -83,7 +83,7 @@ def test_metadata_is_set_shown_and_part_of_info(tmp_path: Path) -> None:
 
 
 def test_diff_lists_nodes_and_chunks(url: str) -> None:
-    assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks overwritten"]
+    assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks: (1, 0), (1, 1)"]
     assert lines("diff", url, "main", "main") == ["no changes"]
     repo = zm.open(url)
     session = repo.writable_session("trial")
@@ -95,8 +95,18 @@ def test_diff_lists_nodes_and_chunks(url: str) -> None:
         "+ /new",
         "- /depth",
         "> /air to /water",
-        "  /water/temperature: 2 chunks overwritten",
+        "  /water/temperature: 2 chunks: (1, 0), (1, 1)",
     ]
+    first, second = (info.id for info in repo.ancestry("trial", limit=2))
+    assert lines("diff", url, "main", "trial", "--log") == [
+        second,
+        "  /air/temperature: 2 chunks: (1, 0), (1, 1)",
+        first,
+        "+ /new",
+        "- /depth",
+        "> /air to /water",
+    ]
+    assert "leave --log out" in call("diff", url, "trial", "main", "--log").stderr
     failed = call("diff", url, moved, "main")
     assert (failed.exit_code, failed.stdout) == (2, "")
     assert "--direct" in failed.stderr
