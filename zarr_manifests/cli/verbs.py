@@ -193,45 +193,23 @@ def open_at(url: str, option: Pairs, authorize: bool = False) -> Repository:
 # --- what is printed ----------------------------------------------------------------------------
 
 _PIPED_WIDTH: Final = 200
-_WORDS: Final = tuple(
-    (re.compile(pattern), given)
-    for pattern, given in (
-        (r"`zm\.recover` and (?=`zarr-manifests recover` make)", ""),
-        (r"(?<=`zarr-manifests recover` )make\b", "makes"),
-        (r"`repo\.ancestry\(\)` and (`zarr-manifests log`) list\b", r"\1 lists"),
-        (
-            r"\bmake one with zm\.create, or check the path",
-            "check the path; `zarr-manifests import` makes one of other data",
-        ),
-        (r"\breset_branch\('([^']*)', \.\.\.\)", r"`branch \1 VERSION --move`"),
-        (
-            r"\breset_branch\('([^']*)', '([^']*)', expected='([^']*)'\)",
-            r"`branch \1 \2 --move --expected \3`",
-        ),
-        (r"\breset_branch\b", "`branch --move`"),
-        (r"\bcherry_pick\b", "`cherry-pick`"),
-        (r"\bgarbage_collect\(\)", "`clean`"),
-        (
-            r"\bpass keep_last, max_age or older_than \(`clean`: keep\)",
-            "give --keep a number or an age",
-        ),
-        (r"\bkeep_last\b", "--keep"),
-        (r"\bon_error='report'", "--skip"),
-        (r"\bon_changed='replace'", "--replace"),
-        (r"\bsymmetric=False\b", "--direct"),
-        (r"\bforce=True\b", "--force"),
-        (r"\b(format|expected)='([\w-]*)'", r"--\1 \2"),
-        (r"\bauthorize=\[[^\]]*\]", "--authorize"),
-        (r"\bmax_bytes=", "--max-bytes"),
-        (r"\b(tag|path)=(?=[\s,.;]|$)", r"--\1"),
-        (r"`repo\.list_branches\(\)`", "`zarr-manifests branch`"),
-        (r"`repo\.list_tags\(\)`", "`zarr-manifests tag`"),
-        (r"`repo\.(ancestry\(\)|txn_versions\(branch\))`", "`zarr-manifests log`"),
-        (r"`repo\.ops_log\(\)`", "`zarr-manifests log --ops`"),
-        (r"`zm\.recover\(repo, version\)`", "`zarr-manifests recover --to NUMBER`"),
-        (r"`zm\.recover`", "`zarr-manifests recover`"),
-    )
-)
+_WORDS: Final = {
+    r"\breset_branch\b": "`branch --move`",
+    r"\bgarbage_collect\(\)": "`clean`",
+    r"\bpass keep_last, max_age or older_than \(`clean`: keep\)": "give --keep a number or an age",
+    r"\bkeep_last\b": "--keep",
+    r"\bon_error='report'": "--skip",
+    r"\bon_changed='replace'": "--replace",
+    r"\bsymmetric=False\b": "--direct",
+    r"\bauthorize=\[[^\]]*\]": "--authorize",
+    r"\bmax_bytes=": "--max-bytes",
+    r"\bforce=True\b": "--force",
+    r"\b(format|expected)='([\w-]*)'": r"--\1 \2",
+    r"\b(tag|path)=(?=[\s,.;]|$)": r"--\1",
+    r"`repo\.(ancestry\(\)|txn_versions\(branch\))`(?! and)": "`zarr-manifests log`",
+    r"`repo\.ops_log\(\)`": "`zarr-manifests log --ops`",
+}
+"""What is said of Python, as regular expressions, and what of the command line instead."""
 
 
 class _Console(PlainConsole):
@@ -323,9 +301,9 @@ def on_command_line(text: str) -> str:
     'export with --format zarr, or pass --force'
     >>> on_command_line("branch 'v1' exists; reset_branch moves it")
     "branch 'v1' exists; `branch --move` moves it"
-    >>> on_command_line("`repo.ancestry()` and `zarr-manifests log` list the snapshots")
-    '`zarr-manifests log` lists the snapshots'
+    >>> on_command_line("`repo.ops_log()` lists the versions")
+    '`zarr-manifests log --ops` lists the versions'
     """
-    for pattern, given in _WORDS:
-        text = pattern.sub(given, text)
+    for pattern, given in _WORDS.items():
+        text = re.sub(pattern, given, text)
     return text
