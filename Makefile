@@ -21,6 +21,7 @@ setup:  ## make .venv with everything in it (the others do this by themselves)
 	@.ci/setup
 
 demo: setup  ## run the main job on real data: netCDF, commits, xarray, Spark
+	rm -rf zarr-manifests-demo
 	.venv/bin/zarr-manifests demo
 
 lint: setup  ## check style, types and layers

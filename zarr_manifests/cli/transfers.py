@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -336,12 +335,12 @@ def run_demo(
 ) -> None:
     """Run the main job on eleven years of winds: netCDF, commits, xarray, Spark.
 
-    Without Java or pyspark, the steps with Spark are left out, and the exit code is 1.
+    Without Java or pyspark, the step with Spark is left out, and the exit code is 1.
 
     Parameters
     ----------
     directory :
-        A new directory, or that of an earlier demo, which is replaced.
+        A new directory.
     months :
         Append only so many months.
     """
@@ -349,13 +348,8 @@ def run_demo(
     from zarr_manifests.demo import FIRST_TAG, Demo
 
     no_spark = Demo(directory, console(), months).run()
-    beside, python = Path(sys.executable).with_name("zarr-manifests"), _short(sys.executable)
-    command = f"{python} -m zarr_manifests"
-    if beside.is_file():
-        command = beside.name if shutil.which(beside.name) == str(beside) else _short(str(beside))
-    url = str(directory / "winds")
-    code = f"import xarray as xr; print(xr.open_dataset({url!r}, engine='zarr_manifests'))"
-    url = shlex.quote(url)
+    command = f"{shlex.quote(sys.executable)} -m zarr_manifests"
+    url = shlex.quote(str(directory / "winds"))
     say(
         f"""
 What to try next:
@@ -364,14 +358,7 @@ What to try next:
   {command} du {url}
   {command} tree {url} {FIRST_TAG}
   {command} info {url}
-  {python} -c "{code}"
 serve prints an address: open it, choose the newest commit, then u: a map of the wind."""
     )
     if no_spark is not None:
         raise ManifestsError(str(no_spark)) from no_spark
-
-
-def _short(path: str) -> str:
-    """The path, relative if it is below the working directory, quoted for a shell."""
-    here, full = Path.cwd(), Path(path)
-    return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))

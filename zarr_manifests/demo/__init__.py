@@ -5,9 +5,7 @@ demo` does and prints. Each step checks its claims: both snapshots are compared 
 value by value, and Spark's means with xarray's. Every figure is measured at the storage while the
 step runs.
 
-A directory belongs to the demo if it was missing or empty when the demo first used it. A marker
-file is written there first and records that. Any other directory is refused. In its own directory,
-a new run removes by name what a run writes.
+The demo writes to a new or empty directory. Any other directory is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from itertools import count
 from pathlib import Path
@@ -33,7 +31,6 @@ from zarr_manifests.errors import (
     AlreadyExistsError,
     JavaNotFoundError,
     ManifestsError,
-    StorageError,
 )
 from zarr_manifests.metrics import process_totals
 from zarr_manifests.repository import Repository
@@ -43,16 +40,8 @@ from zarr_manifests.texts import bytes_text, count_text
 type _Cost = Counter[str]
 """Requests, bytes read and written, and milliseconds."""
 
-MARKER: Final = ".made-by-zarr-manifests-demo"
-_NOTE: Final = (
-    "This directory was made by `zarr-manifests demo`. When the demo is run here again it replaces "
-    "winds/, rewritten/, stream/ and winds.png, and leaves everything else as it is.\n"
-)
 FIRST_TAG: Final = "first-years"
 _FIRST: Final = 72
-_REWRITE_EVERY: Final = 6
-_STREAMED: Final = 2
-"""Months that come in before the restart of the stream, and after it."""
 _SAME: Final = "every value as in the netCDF file"
 _INK, _BLUE, _RED, _GREY = "#22303c", "#1f77a4", "#d1495b", "#7b828c"
 
@@ -95,37 +84,6 @@ def _load(name: str) -> xr.Dataset:
         return xr.load_dataset(path, engine="scipy")
 
 
-def claim(directory: Path) -> None:
-    """Make a new or empty directory the demo's, or clear that of an earlier run.
-
-    Raises
-    ------
-    AlreadyExistsError
-        If it has anything that the demo did not make.
-    StorageError
-        If the directory cannot be written.
-    """
-    marker, another = directory / MARKER, "name a new directory: zarr-manifests demo DIRECTORY"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        is_ours = marker.is_file() and not marker.is_symlink()
-        if any(directory.iterdir()) and not is_ours:
-            raise AlreadyExistsError(
-                f"{directory} is there and was not made by the demo, which therefore leaves "
-                f"it alone; {another}"
-            )
-        marker.write_text(_NOTE, encoding="utf-8")
-        (directory / "winds.png").unlink(missing_ok=True)
-        for path in (directory / name for name in ("winds", "rewritten", "stream")):
-            if path.is_symlink() or path.exists():
-                shutil.rmtree(path)  # refuses a symbolic link
-    except AlreadyExistsError:  # which is an OSError, too
-        raise
-    except OSError as error:
-        why = error.strerror or error
-        raise StorageError(f"the demo cannot write to {directory} ({why}); {another}") from error
-
-
 @contextmanager
 def _measured() -> Iterator[_Cost]:
     """What the block costs in this process, known once it has ended."""
@@ -154,7 +112,7 @@ class Demo:
     Parameters
     ----------
     directory : Path
-        The demo's own directory: a new one, or that of an earlier run, which is replaced.
+        A new or empty directory.
     out : rich.console.Console
         Where to print.
     months : int
@@ -163,11 +121,15 @@ class Demo:
     Raises
     ------
     AlreadyExistsError
-        If the directory has anything that the demo did not make.
+        If there is anything.
     """
 
     def __init__(self, directory: Path, out: Console, months: int = 60) -> None:
-        claim(directory)
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise AlreadyExistsError(
+                f"{directory} is there: delete it, or name a new directory: "
+                "zarr-manifests demo DIRECTORY"
+            )
         self._at, self._out, self._steps = directory, out, count(1)
         self._winds = open_winds().isel(time=slice(0, _FIRST + months))
         self._last = self._winds.sizes["time"]
@@ -184,17 +146,16 @@ class Demo:
         months = f"{self._last} months of monthly Navy winds (public domain)"
         self._print(f"{months}, in {self._at}{os.sep}")
         commits = self._append(self._ingest())
-        rewrites = self._rewrite()
+        rewrites = self._rewrite(commits)
         self._read()
         with self._step("Draw the last month's wind, and what each commit wrote"):
             head = self._open("winds").isel(time=-1).load()
             _draw(self._at / "winds.png", head, commits, rewrites)
             self._say(f"saved {self._at / 'winds.png'}")
-        self._compare(commits, rewrites)
         try:  # last, since it takes longest and needs Java
             self._spark()
         except (JavaNotFoundError, ImportError) as error:
-            self._say("left out, and step 7: Spark cannot run here (see the error at the end)")
+            self._say("left out: Spark cannot run here (see the error at the end)")
             return error
         return None
 
@@ -206,7 +167,7 @@ class Demo:
 
     @contextmanager
     def _step(self, what: str) -> Iterator[None]:
-        self._print(f"\n{next(self._steps)}/7  {what}", style="bold")
+        self._print(f"\n{next(self._steps)}/6  {what}", style="bold")
         with self._out.status("working"):
             yield
 
@@ -245,24 +206,22 @@ class Demo:
         requests, written, ms = (median(cost[name] for cost in costs.values()) for name in names)
         wrote = f"wrote {bytes_text(round(written))} in {_duration(ms)}"
         self._say(f"median month: {requests:.0f} requests, {wrote}")
-        for number, cost in costs.items():
-            if cost["compacted"]:
-                size = bytes_text(cost["written"])
-                self._say(f"{self._names[number]} also compacted the deltas: wrote {size}")
         return costs
 
-    def _rewrite(self) -> dict[int, _Cost]:
+    def _rewrite(self, commits: Mapping[int, _Cost]) -> dict[int, _Cost]:
         """Costs of all months so far: same chunks, same disk, into an empty repository."""
-        place, last, costs = self._at / "rewritten", self._last, {}
-        due = sorted({_FIRST + 1, *range(_FIRST + _REWRITE_EVERY, last, _REWRITE_EVERY), last})
-        appends = f"{len(due)} of these {last - _FIRST} appends"
-        with self._step(f"For comparison, rewrite everything at {appends}"):
+        place, costs = self._at / "rewritten", dict[int, _Cost]()
+        due = sorted({_FIRST + 1, (_FIRST + 1 + self._last) // 2, self._last})
+        with self._step(f"For comparison, rewrite everything at {len(due)} of these appends"):
             for months in due:
                 repo = repositories.create(place)
                 with _measured() as costs[months]:
                     _commit_whole(repo, self._until(months), "Rewrite everything")
                 shutil.rmtree(place)
-        self._say(f"all together: {_told(sum(costs.values(), Counter()))}")
+        for months, cost in costs.items():
+            ratio = cost["written"] / commits[months]["written"]
+            self._say(f"{self._names[months]}, the commit: {_told(commits[months])}")
+            self._say(f"  everything anew: {_told(cost)}, {ratio:.0f} times the bytes")
         return costs
 
     def _read(self) -> None:
@@ -299,111 +258,60 @@ class Demo:
             f"{len(expected)} yearly means of u, by statistics: {_told(cost)}; all of u: {whole}"
         )
 
-    def _compare(self, commits: Mapping[int, _Cost], rewrites: Mapping[int, _Cost]) -> None:
-        """Print the first, middle and last measured month: the commit beside the full rewrite."""
-        self._print(
-            "\n               commit:                     rewrite:                    bytes"
-            "\nto add         requests  written  seconds  requests  written  seconds  ratio"
-        )
-        due = list(rewrites)
-        for number in dict.fromkeys([due[0], due[len(due) // 2], due[-1]]):
-            line = f"{self._names[number]:14}"
-            for cost in (commits[number], rewrites[number]):
-                size, seconds = bytes_text(cost["written"]), f"{cost['ms'] / 1000:.2f}"
-                line += f" {cost['requests']:8}  {size:>7}  {seconds:>7} "
-            self._print(f"{line} {rewrites[number]['written'] / commits[number]['written']:5.0f}")
-        self._print(
-            "Rewriting is measured, not estimated: all months so far, as one commit into an\n"
-            "empty repository on the same disk, with the same chunks and the same xarray."
-        )
-
     def _spark(self) -> None:
-        # The console shows progress, and two progress bars would overwrite each other.
-        settings = {"spark.sql.shuffle.partitions": "2", "spark.ui.showConsoleProgress": "false"}
-        with ExitStack() as at_the_end:
-            at_the_end.enter_context(warnings.catch_warnings())
+        with warnings.catch_warnings(), self._step("Compute the mean wind speed on Spark"):
             # A warning about features of pandas that are not used here.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-            with self._step("Compute the monthly mean wind speed on Spark"):
-                from zarr_manifests.spark import session
+            from zarr_manifests.spark import session
 
-                start_s = SYSTEM.monotonic_s()
-                spark = session("zarr-manifests demo", master="local[2]", config=settings)
-                at_the_end.callback(spark.stop)
-                self._means(spark, start_s)
-            with self._step("Let months come in as a stream, with a restart in the middle"):
-                self._stream(spark)
+            # The console shows progress, and two progress bars would overwrite each other.
+            quiet = {"spark.sql.shuffle.partitions": "2", "spark.ui.showConsoleProgress": "false"}
+            spark = session("zarr-manifests demo", master="local[2]", config=quiet)
+            try:
+                self._means(spark)
+                self._search(spark)
+            finally:
+                spark.stop()
 
-    def _means(self, spark: Any, start_s: float) -> None:
-        """Compute means on Spark, then read the strong westerlies of the second half."""
+    def _means(self, spark: Any) -> None:
+        """Compute the mean of each month on Spark, and compare with xarray."""
         from pyspark.sql import functions as sql
 
-        from zarr_manifests.spark import explain_pruning, read
+        from zarr_manifests.spark import read
 
-        place, winds = self._at / "winds", self._winds
-        cells = read(spark, place, ["u", "v"])
+        winds, start_s = self._winds.astype("f8"), SYSTEM.monotonic_s()
+        cells = read(spark, self._at / "winds", ["u", "v"])
         u, v = sql.col("u").cast("double"), sql.col("v").cast("double")
         speed, weight = sql.sqrt(u * u + v * v), sql.cos(sql.radians("lat"))
         mean = (sql.sum(speed * weight) / sql.sum(weight)).alias("mean")
         by_month = cells.groupBy("time").agg(mean, sql.count("u").alias("rows"))
         table: Any = by_month.orderBy("time").toPandas()
         took = _duration(1000 * (SYSTEM.monotonic_s() - start_s))
-        difference = check_means(table, winds)
+        weighted = np.hypot(winds.u, winds.v).weighted(np.cos(np.deg2rad(winds.lat)))
+        expected = weighted.mean(("lat", "lon")).values
+        if len(table) != len(expected) or not np.allclose(table["mean"], expected, 1e-9, 0):
+            raise CheckFailedError("Spark computes other monthly means than xarray does")
+        rows = int(table["rows"].sum())
+        self._say(f"{rows:,} rows in {took}: {len(table)} means, as xarray computes them")
+        ends = table["mean"].argmin(), table["mean"].argmax()
+        calm, windy = (f"{self._names[n + 1]} ({table['mean'][n]:.2f} m/s)" for n in ends)
+        self._say(f"calmest month {calm}, windiest {windy}")
+
+    def _search(self, spark: Any) -> None:
+        """Read the strong westerlies of the second half; statistics say which chunks have any."""
+        from zarr_manifests.spark import explain_pruning, read
+
+        place, winds = self._at / "winds", self._winds
         half = winds.time.values[len(winds.time) // 2]
         where = f"u > 15.0 AND time >= '{np.datetime_as_string(half, 'D')}'"
         strong = read(spark, place, "u", where=where).count()
         if strong != int((winds.u.sel(time=slice(half, None)) > 15).sum()):
             raise CheckFailedError(f"Spark finds other cells where {where} than xarray does")
         pruned = explain_pruning(spark, place, "u", where=where)
-        rows, tasks = int(table["rows"].sum()), cells.rdd.getNumPartitions()
-        self._say(f"{rows:,} rows in {tasks} tasks, {took} with the start of Spark")
-        same = f"as xarray computes them (largest difference {difference:.0e} m/s)"
-        self._say(f"{len(table)} means, {same}")
-        ends = table["mean"].argmin(), table["mean"].argmax()
-        calm, windy = (f"{self._names[n + 1]} ({table['mean'][n]:.2f} m/s)" for n in ends)
-        self._say(f"calmest month {calm}, windiest {windy}")
         self._say(f"where {where}: {strong:,} rows")
         skipped = pruned.left_out
         by = f"{skipped['range']} skipped by time, {skipped['statistics']} by statistics"
         self._say(f"of {pruned.chunks} chunks {by}")
-
-    def _stream(self, spark: Any) -> None:
-        """Stream files of months into a repository, with a restart in the middle.
-
-        The driver is made to forget its last batch, as if it had died right after the commit. The
-        restarted stream brings that batch again.
-        """
-        from zarr_manifests.spark import foreach_batch
-
-        place, months = self._at / "stream", self._until(1 + 2 * _STREAMED)
-        (place / "files").mkdir(parents=True)
-        repo = repositories.create(place / "winds")
-        _commit_whole(repo, self._until(1), "The first month")
-        reports: list[Any] = []
-        how: Any = {"dims": ["time", "lat", "lon"], "append_dim": "time"}
-        write = foreach_batch(repo, "/", on_report=lambda _, one: reports.append(one), **how)
-        schema = "time timestamp, lat double, lon double, u float, v float"
-        rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
-        stream = rows.parquet(str(place / "files")).writeStream.foreachBatch(write)
-        stream = stream.option("checkpointLocation", str(place / "checkpoint"))
-        with _measured() as cost:
-            for month in range(1, 1 + 2 * _STREAMED):
-                table = months.isel(time=[month]).to_dataframe().reset_index()
-                table["time"] = table["time"].dt.tz_localize("UTC").astype("datetime64[us, UTC]")
-                table.to_parquet(place / "files" / f"{month:02}.parquet", index=False)
-                if month % _STREAMED == 0:  # one commit for each file that has come
-                    stream.trigger(availableNow=True).start().awaitTermination()
-                if month == _STREAMED:  # forget what Spark writes after the commit of a batch
-                    commits = [*(place / "checkpoint" / "commits").glob("[0-9]*")]
-                    last = max(commits, key=lambda file: int(file.name))
-                    last.unlink()
-                    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
-        if not self._open("stream/winds").equals(months):
-            raise CheckFailedError("the stream has not written each month once")
-        shutil.rmtree(place)
-        again = count_text(sum(report.replayed for report in reports), "batch")
-        self._say(f"{2 * _STREAMED} files, one commit each, in {_duration(cost['ms'])}; {_SAME}")
-        self._say(f"after the restart {again} came again and made no commit")
 
 
 def _commit_whole(repo: Repository, ds: xr.Dataset, message: str) -> None:
@@ -413,65 +321,6 @@ def _commit_whole(repo: Repository, ds: xr.Dataset, message: str) -> None:
     encoding = {"u": {"chunks": chunk}, "v": {"chunks": chunk}, "time": units | {"chunks": (12,)}}
     with repo.transaction("main", message=message) as store:
         ds.to_zarr(store, encoding=encoding)
-
-
-def check_means(computed: Any, winds: xr.Dataset) -> float:
-    """The largest difference between Spark's and xarray's mean speeds; only rounding is allowed.
-
-    Parameters
-    ----------
-    computed : pandas.DataFrame
-        `time` and `mean`, in the order of time.
-    winds : xarray.Dataset
-        `u` and `v` over the same times.
-
-    Raises
-    ------
-    CheckFailedError
-        If the months or the means are not the same.
-    """
-    means, weight = computed["mean"].to_numpy(), np.cos(np.deg2rad(winds.lat))
-    speed = np.hypot(winds.u.astype("f8"), winds.v.astype("f8"))
-    wanted = speed.weighted(weight).mean(("lat", "lon")).values
-    same_months = np.array_equal(computed["time"].to_numpy(), winds.time.values)
-    if not same_months or not np.allclose(means, wanted, rtol=1e-9, atol=0):
-        raise CheckFailedError(
-            "the monthly mean wind speeds that Spark computed are not those that xarray computes"
-        )
-    return float(np.abs(means - wanted).max())
-
-
-def _draw(
-    path: Path, month: xr.Dataset, commits: Mapping[int, _Cost], rewrites: Mapping[int, _Cost]
-) -> None:
-    """Save as PNG: the wind of a month on a map, and what commits and rewrites wrote."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    with mpl.rc_context({"axes.titlelocation": "left", "axes.titleweight": "bold"}):
-        figure = Figure(figsize=(9.6, 8.8), dpi=150, layout="constrained")
-        above, below = figure.subplots(2, 1, height_ratios=(1.6, 1))
-        _draw_map(above, month)
-        start: Any = {"transform": below.get_yaxis_transform(), "va": "top", "weight": "bold"}
-        anew = "writing everything anew (measured at the dots)"
-        one = "committing the month"
-        for text, costs, color in ((anew, rewrites, _GREY), (one, commits, _BLUE)):
-            written = [cost["written"] / 1000 for cost in costs.values()]
-            below.plot(list(costs), written, "o-", color=color, markersize=4)
-            below.text(0.015, written[0] * 0.72, text, color=color, **start)
-        place: Any = {"xytext": (-10, 18), "textcoords": "offset points", "ha": "right"}
-        place["arrowprops"] = {"arrowstyle": "-", "color": _RED}
-        for at in [(n, c["written"] / 1000) for n, c in commits.items() if c["compacted"]]:
-            below.plot(*at, "o", color=_RED, markersize=6)
-            below.annotate("this commit also\ncompacted the deltas", at, color=_RED, **place)
-        below.set(title="Bytes written to add one month", xlabel="months in the repository")
-        below.set(ylabel="written (kB, log scale)", ylim=(10, 4000), yscale="log")
-        below.yaxis.set_major_formatter(lambda kilobytes, _: f"{kilobytes:,.10g}")
-        below.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
-        below.grid(axis="y", color="#dde2e7")
-        below.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, format="png")
 
 
 def _draw_map(axes: Any, month: xr.Dataset) -> None:
@@ -494,3 +343,33 @@ def _draw_map(axes: Any, month: xr.Dataset) -> None:
     axes.set(xlabel="longitude (degrees east)", ylabel="latitude (degrees north)")
     axes.set(xticks=range(60, 380, 60), yticks=range(-90, 91, 30))
     axes.set(xlim=(20, 380), ylim=(-90, 90), aspect="equal")
+
+
+def _draw(
+    path: Path, month: xr.Dataset, commits: Mapping[int, _Cost], rewrites: Mapping[int, _Cost]
+) -> None:
+    """Save as PNG: the wind of a month on a map, and what commits and rewrites wrote."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    compacted = {months: cost for months, cost in commits.items() if cost["compacted"]}
+    with mpl.rc_context({"axes.titlelocation": "left", "axes.titleweight": "bold"}):
+        figure = Figure(figsize=(9.6, 8.8), dpi=150, layout="constrained")
+        above, below = figure.subplots(2, 1, height_ratios=(1.6, 1))
+        _draw_map(above, month)
+        for label, costs, line, color in (
+            ("writing everything anew", rewrites, "o-", _GREY),
+            ("committing the month", commits, "o-", _BLUE),
+            ("a commit that also compacted the deltas", compacted, "o", _RED),
+        ):
+            written = [cost["written"] / 1000 for cost in costs.values()]
+            below.plot(list(costs), written, line, color=color, markersize=4, label=label)
+        below.legend(loc="center right", frameon=False)
+        below.set(title="Bytes written to add one month", xlabel="months in the repository")
+        below.set(ylabel="written (kB, log scale)", ylim=(10, 4000), yscale="log")
+        below.yaxis.set_major_formatter(lambda kilobytes, _: f"{kilobytes:,.10g}")
+        below.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
+        below.grid(axis="y", color="#dde2e7")
+        below.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path, format="png")
