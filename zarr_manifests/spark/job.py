@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
     from zarr_manifests.repositories import Location
     from zarr_manifests.repository import Repository
-    from zarr_manifests.spark.source import Recipe, Source
+    from zarr_manifests.spark.source import Source
 
 _LOG = logging.getLogger(__name__)
 _RENEWED: Final = 0.5 + 0.3 * os.urandom(1)[0] / 255
@@ -220,14 +220,11 @@ class Column(Struct, frozen=True):
         Its Arrow type, which is one of Spark's.
     metadata : mapping
         The attributes that a schema can hold, and how the values are represented.
-    recipe : Recipe, optional
-        How values are decoded; by xarray if it is not given.
     """
 
     name: str
     arrow: pa.DataType
     metadata: Mapping[str, Any]
-    recipe: Recipe | None = None
 
 
 def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
@@ -244,17 +241,17 @@ def column_of(source: Source, name: str, *, is_dimension: bool) -> Column:
     if is_dimension and coordinate is None:
         return Column(name, pa.int64(), {"values": "positions: the dimension has no coordinate"})
     dtype = source.decoded_dtype(name) if coordinate is None else coordinate.dtype
-    attributes, recipe = source.decoded_by(name), source.recipe(name)
+    attributes = source.decoded_by(name)
     metadata = {each: value for each, value in attributes.items() if _is_plain(value)}
     metadata.pop("coordinates", None)  # to xarray, it is no attribute
     if source.is_time(name):
         calendar = str(attributes.get("calendar", "standard")).lower()
         if calendar in REAL_CALENDARS and dtype.kind == "M":
-            return Column(name, _TIMESTAMP, metadata | {"dtype": "datetime64[us]"}, recipe)
+            return Column(name, _TIMESTAMP, metadata | {"dtype": "datetime64[us]"})
         what = f"ISO 8601 text: a timestamp cannot hold all dates of the calendar {calendar!r}"
         return Column(name, pa.string(), metadata | {"dtype": "object", "values": what})
     arrow = _type(name, dtype, source.array(name).dtype)
-    return Column(name, arrow, metadata | {"dtype": str(dtype)}, recipe)
+    return Column(name, arrow, metadata | {"dtype": str(dtype)})
 
 
 def frame_of(spark: SparkSession, columns: Mapping[str, xr.DataArray]) -> DataFrame:
@@ -343,24 +340,9 @@ def to_arrow(values: npt.NDArray[Any], column: Column, *, nan_is_null: bool = Fa
         )
     if kind in "mM":
         values = values.astype(f"{kind}8[us]", copy=False)
-        return plain_arrow(values, ~np.isnat(values)).cast(arrow)
     if kind == "f" and values.dtype.itemsize == 2:
         values = values.astype(np.float32)
-    valid = ~np.isnan(values) if kind == "f" and nan_is_null else None
-    return plain_arrow(values, valid).cast(arrow)
-
-
-def plain_arrow(values: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Numbers, booleans or times (one-dimensional, in the machine's byte order) as Arrow has them.
-
-    `pa.array` imports pandas, even where it needs nothing of it.
-    """
-    bits = np.packbits(values, bitorder="little") if values.dtype == bool else values
-    known = None
-    if valid is not None and not valid.all():
-        known = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    buffers = [known, pa.py_buffer(np.ascontiguousarray(bits))]
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
+    return pa.array(values, from_pandas=nan_is_null).cast(arrow)
 
 
 def _text(value: Any) -> str | None:

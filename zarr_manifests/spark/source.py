@@ -1,24 +1,20 @@
 """A group of a snapshot as named, decoded variables, which are read lazily.
 
-Values are those of `xarray.open_zarr` (packing, missing values, CF times, text). Tasks open a group
-by Zarr's metadata alone, and decode most variables by a `Recipe` that the driver has compared with
-xarray, because to import xarray takes longer than many a task. Invariant: opening a source reads
-only metadata; each method documents what it reads.
+Values are those of `xarray.open_zarr` (packing, missing values, CF times, text): it is xarray that
+decodes them. A group is opened by Zarr's metadata alone. Invariant: opening a source reads only
+metadata; each method documents what it reads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import zarr
-from msgspec import Struct
-from msgspec.structs import replace
 
 from zarr_manifests.bulk import StoredArrays
 from zarr_manifests.decoding import BulkDecoder, decoded
@@ -26,60 +22,11 @@ from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray, corners
 from zarr_manifests.keys import absolute
-from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
 
 # Of larger shards, tasks read parts, since they hold what they read in memory.
 _LARGEST_SHARD_CELLS: Final = 4 * 1024**2
-_FILLS: Final = ("missing_value", "_FillValue")
-_NO_TIME: Final = np.iinfo(np.int64).min
-# Between these, whatever decodes times agrees.
-_FIRST, _LAST = np.array(["0001", "9999"], "M8[us]").astype(int).tolist()
-
-
-class Recipe(Struct, frozen=True):
-    """How NumPy alone decodes a variable's stored numbers, with the results of xarray.
-
-    Parameters
-    ----------
-    stored, dtype : numpy.dtype
-        As what numbers the stored ones count (`_Unsigned`), and what they are decoded to.
-    missing : tuple
-        The values that stand for none.
-    scale, offset : number, optional
-        What decoded numbers are multiplied by, and what is added then.
-    step, epoch : int, default 0
-        For times and durations: what a stored 1 stands for, and a stored 0.
-    """
-
-    stored: np.dtype[Any]
-    dtype: np.dtype[Any]
-    missing: tuple[Any, ...] = ()
-    scale: Any = None
-    offset: Any = None
-    step: int = 0
-    epoch: int = 0
-
-    def decode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        """The decoded values; None if times are so far away that xarray has to decide."""
-        values = values.astype(self.stored, copy=False)
-        untouched = not self.missing and self.scale is None and self.offset is None
-        found = values.astype(np.int64 if self.step else self.dtype, copy=not untouched)
-        if self.missing:
-            gone = np.logical_or.reduce([found == each for each in self.missing])
-            found[gone] = np.nan if found.dtype.kind == "f" else _NO_TIME
-        if self.scale is not None:
-            found *= self.scale
-        if self.offset is not None:
-            found += self.offset
-        if not self.step:
-            return found
-        known = found != _NO_TIME
-        ends = [end(found, initial=0, where=known) for end in (np.min, np.max)]
-        if not all(_FIRST <= int(end) * self.step + self.epoch <= _LAST for end in ends):
-            return None
-        return np.where(known, found * self.step + self.epoch, _NO_TIME).view(self.dtype)
 
 
 class Source(StoredArrays):
@@ -164,13 +111,13 @@ class Source(StoredArrays):
             f"(and coordinates: {coordinates})"
         )
 
-    def coordinate(self, dimension: str, recipe: Recipe | None = None) -> npt.NDArray[Any] | None:
+    def coordinate(self, dimension: str) -> npt.NDArray[Any] | None:
         """The decoded coordinate of a dimension, read once; None if it has none."""
         if dimension not in self._coordinates:
             found = None
             if self.dims.get(dimension) == (dimension,):
                 whole = Box((0,), self.meta(dimension).shape)
-                found = self.decode(dimension, self.stored(dimension, whole), recipe)
+                found = self.decode(dimension, self.stored(dimension, whole))
             self._coordinates[dimension] = found
         return self._coordinates[dimension]
 
@@ -237,61 +184,20 @@ class Source(StoredArrays):
         """
         return self.decode(name, np.empty(0, self.array(name).dtype)).dtype
 
-    def decode(
-        self, name: str, values: npt.NDArray[Any], recipe: Recipe | None = None
-    ) -> npt.NDArray[Any]:
-        """Decode stored values of a variable, which may be of any shape: by a recipe, or xarray.
+    def decode(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Decode stored values of a variable, which may be of any shape.
 
         Raises
         ------
         InvalidArgumentError
             If its attributes are invalid, such as time units without a date.
         """
-        found = None if recipe is None else recipe.decode(values)
-        if found is not None:
-            return found
         if not values.size and self.is_time(name):
             return np.empty(values.shape, "M8[us]")  # xarray needs values to choose the type
         what, how = f"variable {name!r} in group {self.group}", self.decoded_by(name)
         found = decoded(what, values, how, decode_times=self._decode_times)
         plain = found.dtype.kind in "TUV" and found.dtype.names is None
         return found.astype(object) if plain else found
-
-    def recipe(self, name: str) -> Recipe | None:
-        """How tasks decode a variable without xarray; None if they need it. Reads no data."""
-        stored, dtype = self.array(name).dtype, self.decoded_dtype(name)
-        times = dtype.kind in "mM" and stored.kind in "iu" and stored != np.uint64
-        if not times and (stored.kind not in "biuf" or dtype.kind not in "biuf"):
-            return None
-        attributes = self.decoded_by(name)
-        scale, offset = (attributes.get(key) for key in ("scale_factor", "add_offset"))
-        given = [fill for key in _FILLS for fill in np.ravel(attributes.get(key, []))]
-        sign = {"true": "u", "false": "i"}.get(str(attributes.get("_Unsigned")))
-        counted = np.dtype(f"{sign}{stored.itemsize}") if sign and stored.kind in "iu" else stored
-        # What it cannot be made of, tasks will find out.
-        doubt = suppress(OverflowError, TypeError, ValueError)
-        with doubt, np.errstate(all="ignore"), quiet():
-            fills = [fill for fill in given if fill is not None and not np.isnan(fill)]
-            if counted != stored:
-                fills = [np.array(fill).astype(stored).astype(counted).item() for fill in fills]
-            recipe = Recipe(counted, dtype, tuple(fills), scale, offset)
-            ends = [-np.inf, np.nan, 0.1, np.inf]
-            if times:
-                first = next(n for n in range(2 * len(fills) + 1) if not {n, n + 1} & {*fills})
-                known = self.decode(name, np.array([first, first + 1], stored))
-                if known.dtype.kind != dtype.kind or (scale, offset) != (None, None):
-                    return None
-                one, two = known.astype(int).tolist()
-                epoch, ends = one - first * (two - one), []
-                recipe = replace(recipe, dtype=known.dtype, step=two - one, epoch=epoch)
-            elif stored.kind in "iu":
-                ends = [np.iinfo(stored).min, np.iinfo(stored).max]
-            some = np.array([0, 1, 2, 100, *fills]).astype(stored)
-            probes = np.concatenate([some, np.array(ends, stored)])
-            mine, due = recipe.decode(probes), self.decode(name, probes)
-            if mine is not None and (mine.dtype, mine.tobytes()) == (due.dtype, due.tobytes()):
-                return recipe
-        return None
 
 
 def place_in(block: Box, part: Box) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ stored chunks, and two batches. Invariants:
   each block. No chunk outside the boxes is read.
 - A batch has at most `BATCH_BYTES`, and at least half of `BATCH_ROWS` rows unless that would exceed
   the first bound or it is the last of its task.
-- Rows of numbers and times are made without xarray and pandas, which take long to import.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.skipping import comparable, matching_cells
 from zarr_manifests.planning.where import zone_of
 from zarr_manifests.session import Session
-from zarr_manifests.spark.job import Containers, Job, plain_arrow, to_arrow
+from zarr_manifests.spark.job import Containers, Job, to_arrow
 from zarr_manifests.spark.source import Source, place_in
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
@@ -130,13 +129,13 @@ class Cells(NamedTuple):
             starts = np.flatnonzero(np.diff(of, prepend=-1))
             first, line = of[starts], np.arange(len(starts) + 1)
             along = cell = np.append(starts, len(of))
-        columns = [*_taken_at(outer, first), inner.take(plain_arrow(place)), *self.values]
+        columns = [*_taken_at(outer, first), inner.take(pa.array(place)), *self.values]
         ends = [line] * len(outer) + [along] + [cell] * len(self.values)
         lists = [
-            pa.ListArray.from_arrays(plain_arrow(end.astype(np.int32)), column)
+            pa.ListArray.from_arrays(pa.array(end.astype(np.int32)), column)
             for end, column in zip(ends, columns, strict=True)
         ]
-        length = plain_arrow(np.diff(along).astype(np.int32))
+        length = pa.array(np.diff(along).astype(np.int32))
         return pa.table([*lists, length], [*names, "length"])
 
 
@@ -180,10 +179,10 @@ def _cells(job: Job, boxes: Iterable[Box]) -> Iterator[Cells]:
             cells = np.flatnonzero(_taken(due, axes, block))
             stored = [each[cells] for each in stored]
         values = [
-            source.decode(column.name, each, column.recipe)
+            source.decode(column.name, each)
             for column, each in zip(job.variables, stored, strict=True)
         ]
-        places = (plain_arrow(axis.positions()) for axis in axes)
+        places = (pa.array(axis.positions()) for axis in axes)
         along = [
             place if column.name not in coordinates else coordinates[column.name].take(place)
             for column, place in zip(job.dimensions, places, strict=True)
@@ -215,7 +214,7 @@ def _taken_at(along: Sequence[pa.Array], numbers: IndexArray | None) -> list[pa.
     # Of all, to list the positions is much faster than to divide.
     at = np.indices(shape, np.int32) if numbers is None else np.unravel_index(numbers, shape)
     taken = zip(along, at, strict=False)
-    return [labels.take(plain_arrow(each.reshape(-1))) for labels, each in taken]
+    return [labels.take(pa.array(each.reshape(-1))) for labels, each in taken]
 
 
 def _stored(
@@ -244,7 +243,7 @@ def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
         for part in parts or [block]:
             here = [np.ascontiguousarray(each[place_in(block, part)]) for each in stored]
             decoded = [
-                source.decode(column.name, each, column.recipe)
+                source.decode(column.name, each)
                 for column, each in zip(job.variables, here, strict=True)
             ]
             rows = []
@@ -267,7 +266,7 @@ def _side(
 ) -> tuple[Axis, list[Any]]:
     """What is selected along an axis from `lo` to `hi`, and its coordinates as Python values."""
     axis = job.scan.axes[number].within(lo, hi)
-    coordinate, at = coordinates.get(job.dimensions[number].name), plain_arrow(axis.positions())
+    coordinate, at = coordinates.get(job.dimensions[number].name), pa.array(axis.positions())
     return axis, (at if coordinate is None else coordinate.take(at)).to_pylist()
 
 
@@ -367,7 +366,7 @@ def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
     place = (place_of(job.storage), job.containers, job.snapshot_id)
     source, columns = _kept((*place, job.group, job.options.decode_times, null), open_source)
     for each in job.dimensions:
-        values = source.coordinate(each.name, each.recipe)
+        values = source.coordinate(each.name)
         if each.name not in columns and values is not None:
             columns[each.name] = to_arrow(values, each, nan_is_null=null)
     return source, columns
