@@ -209,25 +209,6 @@ def test_times_that_cannot_be_decoded_are_read_as_numbers(
     assert frame.schema["TIME"].metadata["units"] == "hour since 0000-01-01 00:00:00"
 
 
-def test_variables_of_fewer_dimensions_are_repeated(spark: SparkSession, tmp_path: Path) -> None:
-    ds = winds().isel(time=slice(0, 3)).drop_vars("height")
-    ds["turned"] = (("lon", "lat"), np.arange(LONS * LATS, dtype="f4").reshape(LONS, LATS))
-    ds["month"] = ("time", [1, 2, 3])
-    ds["one"] = ((), np.int32(5))
-    encoding = {"u": {"chunks": (2, 10, 10)}, "turned": {"chunks": (7, 20)}}
-    repo = write(tmp_path / "repo", ds, encoding)
-    names = ["month", "turned", "u", "one"]
-    ranges = {"lat": (-20, 60), "lon": [5, (100, 200)]}
-    frame = read(spark, repo, names, broadcast=True, where=ranges, target_rows=500)
-    assert frame.columns == ["time", "lat", "lon", *names]
-    lons = ds.lon.values
-    some = ds.isel(lon=(lons == 5) | ((lons >= 100) & (lons <= 200))).sel(lat=slice(60, -20))
-    like = some[["u"]].assign({name: some[name].broadcast_like(some.u) for name in names})
-    same(frame, like.transpose("time", "lat", "lon")[names])
-    where = read(spark, repo, names, broadcast=True, where="turned > 2600 AND month = 2")
-    assert where.count() == int((ds.turned > 2600).sum())
-
-
 def test_a_row_for_each_chunk(spark: SparkSession, repo: Repository) -> None:
     ranges = {"lon": [(0, 10), (300, 355)], "lat": (0, 90)}
     found = read(spark, repo, layout="chunk", where=[ranges, "time < '2000-01-01'"])

@@ -59,7 +59,6 @@ def read(
     layout: Literal["long", "chunk"] = "long",
     nan: Literal["keep", "null", "drop"] = "null",
     decode_times: bool = True,
-    broadcast: bool = False,
     target_rows: int = 2 * 1024**2,
     max_tasks: int = 10_000,
     lease: timedelta | None = timedelta(days=1),
@@ -83,7 +82,7 @@ def read(
         `virtual_containers`; the workers must be able to reach these as well.
     variables : str or sequence of str, optional
         The variables to read; by default all of the group that are not coordinates. They must have
-        the same dimensions, or see `broadcast`.
+        the same dimensions.
     group : str, default "/"
         The group of the variables.
     version : str, optional
@@ -112,9 +111,6 @@ def read(
     decode_times : bool, default True
         Whether CF times become timestamps. If not, they stay numbers, and the columns' metadata has
         their units.
-    broadcast : bool, default False
-        Whether variables may lack some of the dimensions that another one has. Their values are
-        then repeated.
     target_rows : int, default 2,097,152
         The target number of cells per task. Tasks read whole chunks, and there are at least as many
         tasks as Spark runs at once, if there are as many chunks.
@@ -218,7 +214,7 @@ def explain_pruning(
     spark, url, variables, storage_options
         As for `read`.
     **options
-        The other options of `read` but `lease`, such as `version`, `where`, `nan` or `broadcast`.
+        The other options of `read` but `lease`, such as `version`, `where` or `nan`.
 
     Returns
     -------
@@ -255,11 +251,8 @@ def explain_pruning(
     nbytes = selected_bytes = 0
     for name in names:
         refs = session.chunk_refs(f"{path}/{name}")
-        # A chunk with fewer dimensions counts as the first of those that it is repeated in.
-        coords = np.zeros((len(refs), len(dims)), np.int64)
-        at = [dims.index(dim) for dim in source.dims[name]]
         lo = refs.coords * np.array(source.meta(name).chunk_shape, np.int64)
-        coords[:, at] = lo // np.array(chunk_shape, np.int64)[at]
+        coords = lo // np.array(chunk_shape, np.int64)
         numbers, in_range = grid.ravel(coords), np.ones(len(refs), np.bool_)
         for number, along in enumerate(axes):
             in_range &= np.isin(coords[:, number], along.chunks)

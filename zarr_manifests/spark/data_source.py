@@ -183,7 +183,6 @@ _READ: Final[_Options] = {
     "version": _text,
     "where": _where,
     "decode-times": _flag,
-    "broadcast": _flag,
     "target-rows": _count,
     "max-tasks": _count,
     "layout": _one_of("long", "chunk"),

@@ -144,7 +144,6 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     layout: Literal["long", "chunk"] = "long"
     nan: Literal["null", "keep", "drop"] = "null"
     decode_times: bool = True
-    broadcast: bool = False
     target_rows: int = 2 * 1024**2
     max_tasks: int = 10_000
 
@@ -423,7 +422,7 @@ class Job(Struct, frozen=True, kw_only=True):
     snapshot_id, group : str
         The snapshot and group to read.
     dimensions, variables : tuple of Column
-        What is read; the dimensions in order of the variables' axes. A variable may lack some.
+        What is read; the dimensions in order of the variables' axes.
     shape : tuple of int
         The cells along each dimension, selected or not.
     scan : Scan

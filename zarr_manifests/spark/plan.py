@@ -16,7 +16,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.grid import IndexArray
+from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.skipping import boxes_of, comparable, matching_cells, matching_runs
 from zarr_manifests.planning.where import Comparison, Moment, Where, parse_where, zone_of
@@ -67,16 +67,14 @@ def plan_read(
     session = repository.readonly_session(options.version)
     source = Source(session, options.group, decode_times=options.decode_times)
     names = _variables(source, options.variables)
-    dims = _shared_dimensions(source, names, options.broadcast)
-    dimensions = tuple(column_of(source, dim, is_dimension=True) for dim in dims)
-    along = {dim for dim in dims if source.coordinate(dim) is not None}
+    sizes = _shared_sizes(source, names)
+    dimensions = tuple(column_of(source, dim, is_dimension=True) for dim in sizes)
+    along = {dim for dim in sizes if source.coordinate(dim) is not None}
     columns = tuple(column_of(source, n, is_dimension=False) for n in names if n not in along)
     where = None
     if options.where is not None:
         where = _checked(parse_where(options.where), source, (*dimensions, *columns), facts)
-    sizes = {dim: n for name in names for dim, n in source.sizes(name).items()}
-    shape = tuple(sizes[dim] for dim in dims)
-    axes = _axes(source, names, dict(zip(dims, shape, strict=True)), where, options, facts)
+    axes = _axes(source, names, sizes, where, options, facts)
     rows = math.prod(axis.size for axis in axes)
     # A larger box takes no more memory.
     target = max(options.target_rows, rows // options.max_tasks)
@@ -88,7 +86,7 @@ def plan_read(
         group=source.group,
         dimensions=dimensions,
         variables=columns,
-        shape=shape,
+        shape=tuple(sizes.values()),
         scan=scan,
         tasks=min(len(scan), options.max_tasks),
         options=replace(options, variables=None, where=None),
@@ -236,25 +234,19 @@ def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, 
     return tuple(names)
 
 
-def _shared_dimensions(source: Source, names: Sequence[str], broadcast: bool) -> tuple[str, ...]:
-    """The dimensions of the variable with the most, which the others have too, or some of them."""
-    found = {name: source.dims[name] for name in names}
-    widest = max(found.values(), key=len)
-    if all(dims == widest for dims in found.values()):
-        return widest
-    some = all(set(dims) <= set(widest) for dims in found.values())
-    if not (some and broadcast):
-        listed = "; ".join(f"{name} ({', '.join(dims)})" for name, dims in found.items())
-        advice = (
-            f"With broadcast=True, values are repeated along all of ({', '.join(widest)})"
-            if some
-            else "Name those that do with variables=[...], and join the results"
+def _shared_sizes(source: Source, names: Sequence[str]) -> dict[str, int]:
+    """The lengths by dimension, which all variables have in the same order."""
+    found = {name: source.sizes(name) for name in names}
+    if len({tuple(sizes.items()) for sizes in found.values()}) > 1:
+        listed = "; ".join(
+            f"{name} ({', '.join(f'{dim}: {size}' for dim, size in sizes.items())})"
+            for name, sizes in found.items()
         )
         raise InvalidArgumentError(
             "variables of one read must have the same dimensions in the same order: "
-            f"{listed}. {advice}"
+            f"{listed}. Name those that do with variables=[...], and join the results"
         )
-    return widest
+    return found[names[0]]
 
 
 def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
@@ -279,14 +271,11 @@ def _axes(
 ) -> list[Axis]:
     """What to read along each dimension, in chunks that are whole for all the variables."""
     how: Any = {"zone": zone_of(facts.time_zone), "nan_is_null": options.nan != "keep"}
+    shapes = [source.reading_shape(name, in_shards=options.layout == "long") for name in names]
     axes = []
-    for dim, size in sizes.items():
+    for (dim, size), chunks in zip(sizes.items(), zip(*shapes, strict=True), strict=True):
         # If chunks differ, the largest: if it is a multiple of the others, no chunk is read twice.
-        chunk = max(
-            source.reading_shape(name, in_shards=options.layout == "long")[own.index(dim)]
-            for name, own in ((name, source.dims[name]) for name in names)
-            if dim in own
-        )
+        chunk = max(chunks)
         mine = [each for each in where.comparisons if each.column == dim] if where else []
         if mine and size:
             runs = matching_runs(mine, source.coordinate(dim), size, **how)
@@ -345,7 +334,6 @@ def _left_by_statistics(
     They are whole chunks of the job's scan. Variables with the same chunks are looked at together.
     """
     names = [column.name for column in job.variables]
-    dims = [column.name for column in job.dimensions]
     chunk_shape = np.array([axis.chunk for axis in job.scan.axes], np.int64)
 
     def chosen(*comparisons: Comparison) -> tuple[ChunkSelection, IndexArray]:
@@ -357,24 +345,18 @@ def _left_by_statistics(
             time_zone=job.facts.time_zone,
             decode_times=job.options.decode_times,
         )
-        boxes = np.zeros((len(selection.boxes), 2, len(dims)), np.int64)
-        boxes[:, 1] = job.shape
-        at = [dims.index(dim) for dim in source.dims[name]]
-        boxes[:, :, at] = selection.boxes * np.array(source.meta(name).chunk_shape, np.int64)
-        return selection, boxes
+        return selection, selection.boxes * np.array(source.meta(name).chunk_shape, np.int64)
 
     asked: list[list[tuple[Comparison, ...]]] = []  # the boxes of each are those of any of it
-    if job.options.nan == "drop" and all(len(source.dims[name]) == len(dims) for name in names):
+    if job.options.nan == "drop":
         asked.append([(Comparison(name, "is_not_null"),) for name in names])
     comparisons = job.where.comparisons if job.where else ()
-    alike: dict[tuple[Any, ...], list[Comparison]] = {}
+    of_dims = [each for each in comparisons if each.column not in names]
+    alike: dict[Coords, list[Comparison]] = {}
     for each in comparisons:
         if each.column in names:
-            meta = source.meta(each.column)
-            grid = source.dims[each.column], meta.shape, meta.chunk_shape
-            alike.setdefault(grid, []).append(each)
-    for (own_dims, *_), mine in alike.items():
-        asked.append([(*mine, *(each for each in comparisons if each.column in own_dims))])
+            alike.setdefault(source.meta(each.column).chunk_shape, []).append(each)
+    asked += [[(*mine, *of_dims)] for mine in alike.values()]
     for each_of in asked if job.tasks else ():
         found = [chosen(*one) for one in each_of]
         selections += [selection for selection, _ in found]

@@ -5,8 +5,7 @@ opens a repository and reads coordinates once per snapshot. Memory is bounded by
 at a time: a block (`BLOCK_BYTES` of values and `BLOCK_CHUNKS` chunks, or one chunk), a window of
 stored chunks, and two batches. Invariants:
 
-- A chunk is read once, as blocks are whole chunks; of a variable that lacks a dimension, once for
-  each block. No chunk outside the boxes is read.
+- A chunk is read once, as blocks are whole chunks. No chunk outside the boxes is read.
 - A batch has at most `BATCH_BYTES`, and at least half of `BATCH_ROWS` rows unless that would exceed
   the first bound or it is the last of its task.
 """
@@ -169,7 +168,7 @@ def _cells(job: Job, boxes: Iterable[Box]) -> Iterator[Cells]:
     source, coordinates = _open(job)
     for block, parts in _blocks(job, source, boxes):
         axes = job.scan.within(block)
-        stored = [_stored(job, source, each.name, block, parts) for each in job.variables]
+        stored = [source.stored(each.name, block, parts) for each in job.variables]
         stored = [_taken(each, axes, block).reshape(-1) for each in stored]
         cells = None  # all that the axes select
         if parts is not None:
@@ -217,28 +216,13 @@ def _taken_at(along: Sequence[pa.Array], numbers: IndexArray | None) -> list[pa.
     return [labels.take(pa.array(each.reshape(-1))) for labels, each in taken]
 
 
-def _stored(
-    job: Job, source: Source, name: str, block: Box, parts: list[Box] | None
-) -> npt.NDArray[Any]:
-    """A variable's stored values in a block, repeated along dimensions that it does not have."""
-    all_of = [column.name for column in job.dimensions]
-    dims = list(source.dims[name])
-    if dims == all_of:
-        return source.stored(name, block, parts)
-    at = [all_of.index(dim) for dim in dims]
-    own = Box(tuple(block.lo[axis] for axis in at), tuple(block.hi[axis] for axis in at))
-    values = source.stored(name, own).transpose(np.argsort(at))
-    shape = [length if axis in at else 1 for axis, length in enumerate(block.shape)]
-    return np.broadcast_to(values.reshape(shape), block.shape)
-
-
 def _chunk_rows(job: Job, boxes: Iterable[Box]) -> Iterator[pa.Table]:
     """Yield a row for each chunk of boxes, with the values of its selected cells."""
     source, coordinates = _open(job)
     schema = pa.schema([(column.name, column.arrow) for column in job.columns])
     drop = job.options.nan == "drop"
     for block, parts in _blocks(job, source, boxes):
-        stored = [_stored(job, source, each.name, block, parts) for each in job.variables]
+        stored = [source.stored(each.name, block, parts) for each in job.variables]
         side = cache(partial(_side, job, coordinates))  # shared by the chunks of a line
         for part in parts or [block]:
             here = [np.ascontiguousarray(each[place_in(block, part)]) for each in stored]
@@ -279,10 +263,7 @@ def _blocks(
     """
     # A packed value is decoded to as many as 8 bytes.
     row_bytes = sum(max(source.array(column.name).dtype.itemsize, 8) for column in job.variables)
-    # Of variables that lack a dimension there are fewer chunks.
-    names = [each.name for each in job.variables]
-    wide = [name for name in names if len(source.dims[name]) == len(job.dimensions)]
-    chunk_cells = min((math.prod(source.array(name).chunks) for name in wide), default=1)
+    chunk_cells = min((math.prod(source.array(c.name).chunks) for c in job.variables), default=1)
     most = max(min(BLOCK_BYTES // (row_bytes or 1), BLOCK_CHUNKS * chunk_cells), 1)
     chunk_shape = [axis.chunk for axis in job.scan.axes]
 
