@@ -4,8 +4,8 @@ The driver pins the snapshot, reads metadata and coordinates, and plans. Only ta
 variables. Each task is one partition and gets one box of whole chunks. A task receives the plan and
 the repository's location, never data.
 
-For what changed between two snapshots, the driver finds the boxes of cells that changed from the
-deltas of the commits in between, and each task reads the cells of some boxes. Rows are identified
+For what was added between two snapshots, the driver finds the boxes of these cells from the deltas
+of the commits in between, and each task reads the cells of some boxes. Rows are identified
 by the positions of their cells. So coordinates must have the same values at both snapshots, as far
 as both have them.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -45,7 +45,6 @@ from zarr_manifests.spark.worker import run_arrow
 from zarr_manifests.texts import known_as, shown
 
 _FUNCTIONS: Final = ("count", "missing", "min", "max", "sum", "mean", "std")
-_KINDS: Final = {"added": ("added",), "all": ("added", "overwritten", "rewritten", "removed")}
 
 
 def read(
@@ -293,12 +292,11 @@ def changes(
     end: str = "main",
     variables: str | Sequence[str] | None = None,
     *,
-    cells: Literal["added", "all"] = "added",
     lease: timedelta | None = timedelta(days=1),
     storage_options: Mapping[str, object] | None = None,
     **options: Any,
 ) -> DataFrame:
-    """Read the cells that changed from one snapshot to a later one, one row per cell.
+    """Read the cells that were added from one snapshot to a later one, one row per cell.
 
     Columns and values are as `read` gives them at `end`. Only cells in stored chunks are rows: a
     chunk that was never written has none. Zarr does not store a chunk in which all cells have the
@@ -321,18 +319,13 @@ def changes(
         Likewise; `start` must be in its history.
     variables, lease, storage_options
         As for `read`.
-    cells : "added" or "all", default "added"
-        With `all` there is one more column, `_change`. It is `added`; `overwritten`, where a chunk
-        was written again or deleted; `rewritten`, where a chunk was written again only to append to
-        it, so that its cells may have the values they had; or `removed`, with the values that a
-        cell had at `start`.
     **options
         The other options of `read` but `version` and `layout`, such as `group`, `where` or `nan`.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        Without rows if nothing has changed.
+        Without rows if nothing was added.
 
     Raises
     ------
@@ -352,17 +345,10 @@ def changes(
     >>> spark = session(master="local[2]")  # doctest: +SKIP
     >>> changes(spark, "winds", "monday", "tuesday", ["u", "v"]).show()  # doctest: +SKIP
     """
-    if cells not in _KINDS:
-        listed = ", ".join(map(repr, _KINDS))
-        raise InvalidArgumentError(f"cells cannot be {cells!r}; known: {listed}")
     asked = ReadOptions(variables=variables, **options)
     repository = repository_of(url, storage_options)
-    jobs = plan_changes(repository, asked, SparkFacts.of(spark), start, end, _KINDS[cells])
-    frames = []
-    for kind, job in jobs.items():
-        part = rows(spark, with_lease(job, lease))
-        frames.append(part if cells == "added" else part.withColumn("_change", f.lit(kind)))
-    return reduce(DataFrame.union, frames)
+    job = plan_changes(repository, asked, SparkFacts.of(spark), start, end)
+    return rows(spark, with_lease(job, lease))
 
 
 # --- aggregates ----------------------------------------------------------------------------------

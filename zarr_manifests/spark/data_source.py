@@ -192,8 +192,7 @@ CHANGES: Final[_Options] = {"start-snapshot-id": _text, "end-snapshot-id": _text
 STREAM: Final[_Options] = {
     "starting-snapshot": _text,
     "max-commits-per-trigger": _count,
-    "max-bytes-per-trigger": _count,
-    "streaming-overwrite-mode": _one_of("fail", "skip", "added-only"),
+    "streaming-overwrite-mode": _one_of("fail", "added-only"),
     "keep-for": _duration,
 }
 """The options that only a stream has."""
@@ -398,7 +397,7 @@ class ManifestsDataSource(DataSource):
         options = ReadOptions(**arguments)
         if changes:
             ends = changes["start_snapshot_id"], changes.get("end_snapshot_id", "main")
-            job = plan_changes(repository, options, self.facts, *ends)["added"]
+            job = plan_changes(repository, options, self.facts, *ends)
         else:
             job = plan_read(repository, options, self.facts)
         return repository, changes, stream, with_lease(job, lease)

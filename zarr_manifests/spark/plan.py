@@ -132,9 +132,8 @@ def plan_changes(
     facts: SparkFacts,
     start: str | None,
     end: str,
-    kinds: Sequence[str] = ("added",),
-) -> dict[str, Job]:
-    """Find the cells that changed from `start` to `end`, and plan to read each kind of them.
+) -> Job:
+    """Plan to read the cells that were added from `start` to `end`.
 
     `start` and `end` are named as for `changes`; the options name no snapshot.
 
@@ -148,8 +147,7 @@ def plan_changes(
             "changes has a row for each cell, from start to end: only read takes layout and version"
         )
     last = resolved(repository, end)
-    options = replace(options, version=last)
-    whole = plan_read(repository, options, facts)
+    whole = plan_read(repository, replace(options, version=last), facts)
     first = None if start is None else resolved(repository, start)
     group = whole.group.rstrip("/")
     paths = [f"{group}/{column.name}" for column in whole.variables]
@@ -161,21 +159,7 @@ def plan_changes(
     cells = changed_cells(repository, paths, first, last)
     if first is not None and cells.old_shape is not None:
         _check_coordinates(repository, whole, first, last)
-    jobs = {}
-    for kind in kinds:
-        boxes, job = getattr(cells, kind), whole
-        if kind == "removed":
-            if not len(boxes):
-                continue
-            job = plan_read(repository, replace(options, version=cells.start), facts)
-            if job.schema != whole.schema:
-                raise InvalidArgumentError(
-                    f"the columns at snapshot {cells.start}, {job.schema.simpleString()}, are "
-                    f"not those at {cells.end}, {whole.schema.simpleString()}, so removed "
-                    "cells do not fit into this table; read them at the first snapshot"
-                )
-        jobs[kind] = restrict(job, boxes)
-    return jobs
+    return restrict(whole, cells.added)
 
 
 def _check_coordinates(repository: Repository, whole: Job, first: str, last: str) -> None:

@@ -24,7 +24,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -69,19 +68,17 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     starting_snapshot : str, optional
         Any name of a version, after which the stream begins. By default the first
         batch is the whole table.
-    max_commits_per_trigger, max_bytes_per_trigger : int, optional
-        The most commits in a batch, and the most bytes of chunks that they have written; a batch
-        has one commit at least.
-    streaming_overwrite_mode : "fail", "skip" or "added-only", default "fail"
-        What to do about commits that overwrite or remove cells: raise an error, leave out all they
-        did, or deliver the cells that they add.
+    max_commits_per_trigger : int, optional
+        The most commits in a batch.
+    streaming_overwrite_mode : "fail" or "added-only", default "fail"
+        What to do about commits that overwrite or remove cells: raise an error, or deliver the
+        cells that they add.
     keep_for : timedelta, optional
         How long the snapshot of the last offset is kept at least after the stream has stopped.
     """
 
     starting_snapshot: str | None = None
     max_commits_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
     streaming_overwrite_mode: str = "fail"
     keep_for: timedelta | None = None
 
@@ -145,14 +142,8 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lease(end)
             return end
         self._lease(start)
-        due = self._admitted(self._since(start["snapshot"]))
+        due = self._since(start["snapshot"])[: self._stream.max_commits_per_trigger]
         return _moved(start, due[-1].snapshot_id) if due else start
-
-    def _admitted(self, due: list[SnapshotInfo]) -> list[SnapshotInfo]:
-        """The first commits, as many as the limits of a batch allow."""
-        due, most = due[: self._stream.max_commits_per_trigger], self._stream.max_bytes_per_trigger
-        nbytes = accumulate(info.written.get("chunk-bytes", 0) for info in due)
-        return due[: max(sum(most is None or upto <= most for upto in nbytes), 1)]
 
     def _check(self, offset: Offset) -> None:
         """Raise if an offset is that of another source, or of another repository."""
@@ -232,25 +223,23 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last is None or begin == last:
             return []
         self._lease(end if begin is None else _moved(end, begin))
-        jobs = (self._job(since, until) for since, until in self._segments(begin, last))
-        return [InputPartition(task) for job in jobs if job is not None for task in _tasks(job)]
+        if begin is not None and self._stream.streaming_overwrite_mode == "fail":
+            for info in self._between(begin, last):
+                self._check_only_adds(info)
+        if not self._paths(last):
+            return []  # none of the variables is there yet
+        job = plan_changes(self._repository, self._options, self._facts, begin, last)
+        if not same_columns(job.schema, self._schema):
+            raise InvalidArgumentError(
+                f"the stream has the columns {self._schema.simpleString()}, and at snapshot {last} "
+                f"they are {job.schema.simpleString()}; start the stream with another checkpoint"
+            )
+        return [InputPartition(task) for task in _tasks(job)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         job = partition.value
         return iter(()) if job is None else partition_batches(job, 0)
-
-    def _job(self, start: str | None, end: str) -> Job | None:
-        """The read of the cells that were added; None if there are none of the variables yet."""
-        if not self._paths(end):
-            return None
-        job = plan_changes(self._repository, self._options, self._facts, start, end)["added"]
-        if not same_columns(job.schema, self._schema):
-            raise InvalidArgumentError(
-                f"the stream has the columns {self._schema.simpleString()}, and at snapshot {end} "
-                f"they are {job.schema.simpleString()}; start the stream with another checkpoint"
-            )
-        return job
 
     def _paths(self, *snapshots: str) -> list[str]:
         """Paths of the variables that one of these snapshots has."""
@@ -263,38 +252,14 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         paths = (f"/{group}/{name}" if group else f"/{name}" for name in self._names)
         return [path for path in paths if path in known]
 
-    def _segments(self, start: str | None, end: str) -> list[tuple[str | None, str]]:
-        """The ranges of commits that a batch delivers: all of it, or what is between skipped ones.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a commit overwrites or removes cells, and the stream shall fail then.
-        """
-        if start is None or self._stream.streaming_overwrite_mode == "added-only":
-            return [(start, end)]
-        segments: list[tuple[str | None, str]] = []
-        since: str = start
-        for info in self._between(start, end):
-            assert info.parent_id is not None  # a commit after another one
-            if not self._only_adds(info.parent_id, info):
-                segments.append((since, info.parent_id))
-                since = info.snapshot_id
-        return [(first, last) for first, last in [*segments, (since, end)] if first != last]
-
-    def _only_adds(self, parent_id: str, info: SnapshotInfo) -> bool:
-        """Whether a commit overwrites and removes no cell.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it does, and the stream shall fail then.
-        """
-        paths = self._paths(parent_id, info.snapshot_id)
+    def _check_only_adds(self, info: SnapshotInfo) -> None:
+        """Raise if a commit overwrites or removes cells."""
+        assert info.parent_id is not None  # a commit after another one
+        paths = self._paths(info.parent_id, info.snapshot_id)
         if not paths:
-            return True
-        cells = changed_cells(self._repository, paths, parent_id, info.snapshot_id)
-        if not cells.only_added and self._stream.streaming_overwrite_mode == "fail":
+            return
+        cells = changed_cells(self._repository, paths, info.parent_id, info.snapshot_id)
+        if not cells.only_added:
             what = " and ".join(
                 f"{word} {chunks_in(boxes):,} cells"
                 for word, boxes in (("overwrote", cells.overwritten), ("removed", cells.removed))
@@ -302,10 +267,9 @@ class ChangeStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             raise InvalidArgumentError(
                 f"commit {info.snapshot_id} ({info.message!r}) {what} of {', '.join(paths)}, "
-                "and a stream delivers only added cells. The option streaming-overwrite-mode=skip "
-                "skips such commits, and added-only delivers the cells that they added"
+                "and a stream delivers only added cells. The option "
+                "streaming-overwrite-mode=added-only delivers the cells that such commits add"
             )
-        return cells.only_added
 
     def _between(self, start: str, end: str) -> list[SnapshotInfo]:
         """The commits after a snapshot up to another one, oldest first."""
