@@ -58,13 +58,13 @@ def test_blocks_are_computed_by_tasks_and_make_one_commit(spark, tmp_path):
     assert zm.open(tmp_path).verify().ok
 
 
-def test_lazy_values_without_dask_are_read_by_tasks(spark, tmp_path):
+def test_files_are_read_by_tasks(spark, tmp_path):
     """Also where an append begins within a chunk."""
     for number, rows in enumerate((slice(0, 7), slice(7, 12))):
         field(rows.start, rows.stop).to_netcdf(tmp_path / f"{number}.nc", engine="scipy")
     place = tmp_path / "r"
     for number in range(2):
-        with xr.open_dataset(tmp_path / f"{number}.nc", engine="scipy") as ds:
+        with xr.open_dataset(tmp_path / f"{number}.nc", engine="scipy", chunks={"time": 2}) as ds:
             how = {"encoding": ENCODING} if number == 0 else {"append_dim": "time"}
             write_dataset(ds, place, spark=spark, message=f"file {number}", **how)
     xr.testing.assert_equal(head(place), field(0, 12))

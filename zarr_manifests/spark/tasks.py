@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -63,7 +63,6 @@ _TASKS: Final = 8
 """Tasks for each that Spark runs at once, if there are as many blocks."""
 _MOST_KEYS: Final = 4096
 """Of a task."""
-_BLOCK_BYTES: Final = 32 * 1024**2
 
 
 _SETTINGS: Final = {
@@ -397,14 +396,13 @@ def write_dataset(
 ) -> str:
     """Write a dataset to a repository in one commit, with Spark computing it.
 
-    Dask arrays are computed and written by Spark tasks, each of which takes several blocks.
-    Variables that were opened lazily without dask are cut along the chunks they are stored in, and
-    tasks read them from their files. The driver itself writes values that it has in memory.
+    Dask arrays are computed and written by Spark tasks, each of which takes several blocks. The
+    driver itself writes all other values: open files with `chunks=` to have tasks read them.
 
     Parameters
     ----------
     ds : Dataset
-        The dataset. Spark's workers must be able to open what its lazy values are read from.
+        The dataset. Spark's workers must be able to open what its blocks are read from.
     url : str, path, Storage or Repository
         Where the repository is, or is to be made. Spark's workers must be able to reach it.
     spark : SparkSession
@@ -438,31 +436,7 @@ def write_dataset(
 
     if "scheduler" in options:
         raise InvalidArgumentError("write_dataset computes with Spark, and takes no scheduler")
-    if find_spec("dask") is not None:
-        ds = _cut(ds, options.get("encoding") or {})
     return write(ds, url, message=message, scheduler=partial(_compute, spark), **options)
-
-
-def _cut(ds: Any, encoding: Mapping[Hashable, Mapping[str, Any]]) -> Any:
-    """Turn lazy values into dask arrays; blocks are several chunks, which `write` aligns."""
-    import xarray as xr
-
-    from zarr_manifests.xarray.backend import bundle
-
-    if not isinstance(ds, xr.Dataset):
-        return ds  # `write` refuses it
-    ds = ds.copy()
-    for name, variable in ds.variables.items():
-        if variable.chunks is not None or variable._in_memory:
-            continue
-        how = {**variable.encoding, **encoding.get(name, {})}
-        preferred = how.get("preferred_chunks") or {}
-        chunks: Any = how.get("shards") or how.get("chunks")
-        chunks = chunks or [preferred.get(dim, 1) for dim in variable.dims]
-        if isinstance(chunks, Sequence) and len(chunks) == variable.ndim:
-            blocks = bundle(variable.shape, chunks, variable.dtype.itemsize or 1, _BLOCK_BYTES)
-            variable.data = variable.chunk(dict(zip(variable.dims, blocks, strict=True))).data
-    return ds  # xarray says what is wrong with other chunks
 
 
 # --- Spark as a scheduler of dask ------------------------------------------------------------
