@@ -268,8 +268,10 @@ def frame_of(spark: SparkSession, columns: Mapping[str, xr.DataArray]) -> DataFr
 
 def made_frame(spark: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """The rows of a table as a DataFrame; Spark Connect cannot tell the columns of none."""
+    # Of several batches, Spark passes over those after an empty one.
+    whole = table.combine_chunks()
     with quiet():  # what it warns of, features of pandas, is not used here
-        return spark.createDataFrame(table if len(table) else [], schema)
+        return spark.createDataFrame(whole if len(whole) else [], schema)
 
 
 def _chunk_columns(dimensions: Sequence[Column], variables: Sequence[Column]) -> tuple[Column, ...]:
