@@ -39,7 +39,11 @@ def test_options_are_arguments_in_any_case() -> None:
     labels = '{"lat": [-30, null], "lon": [[1, 2], 4], "t": "2024", "u": [">", 5]}'
     due = {"lat": (-30, None), "lon": [[1, 2], 4], "t": "2024", "u": (">", 5)}
     assert read_options({"path": "w", "where": labels}) == ("w", {"where": due})
-    stream = {"max-commits-per-trigger": "5", "streaming-overwrite-mode": "Added-Only", "keep-for": "36h"}
+    stream = {
+        "max-commits-per-trigger": "5",
+        "streaming-overwrite-mode": "Added-Only",
+        "keep-for": "36h",
+    }
     due = {
         "max_commits_per_trigger": 5,
         "streaming_overwrite_mode": "added-only",

@@ -9,16 +9,14 @@ All other arguments, what is returned and what is raised are as for the method t
 names.
 
 `metadata_table` makes DataFrames of what a repository says of itself, from its history to its
-chunks. The driver makes the tables, mostly by `to_arrow` from what a repository returns. Only that
-of chunks is made by tasks: it has as many rows as the repository has chunks. Each task gets a box
-of one array's chunk grid, and the driver never has a chunk's ref.
+chunks. The driver makes the tables, mostly by `to_arrow` from what a repository returns.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, get_args, get_type_hints
 
@@ -30,11 +28,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.grid import Box
 from zarr_manifests.keys import ArrayMeta, absolute
-from zarr_manifests.planning.leaves import batches
 from zarr_manifests.reports import (
-    Amount,
     CollectionReport,
     CompactionReport,
     LoggedOperation,
@@ -48,10 +43,8 @@ from zarr_manifests.repositories import Location, repository_of
 from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
 from zarr_manifests.session import Session, estimate_of
-from zarr_manifests.spark.job import LeftLease, check_shared, made_frame, shared_repository
+from zarr_manifests.spark.job import made_frame, shared_repository
 from zarr_manifests.spark.tasks import run_tasks
-from zarr_manifests.spark.worker import briefly, opened
-from zarr_manifests.storage import Storage
 from zarr_manifests.store import contents_of
 from zarr_manifests.texts import known_as
 
@@ -59,8 +52,6 @@ __all__ = ["compact", "compute_statistics", "garbage_collect", "rewrite_chunks",
 
 type Options = Mapping[str, object] | None
 
-_REFS_PER_TASK: Final = 256 * 1024
-_BATCH_ROWS: Final = 64 * 1024
 _TABLES: Final = ("snapshots", "operations", "manifests", "arrays", "chunks", "statistics")
 
 _TEXT: Final = pa.string()
@@ -194,10 +185,11 @@ def metadata_table(
     *,
     path: str | None = None,
     version: str | None = None,
-    lease: timedelta | None = timedelta(days=1),
     storage_options: Options = None,
 ) -> DataFrame:
     """Read what a repository says of itself; no chunk is read.
+
+    The driver makes the table. Name a path where chunks are too many for its memory.
 
     ============  ================================================================================
     table         one row per
@@ -221,7 +213,7 @@ def metadata_table(
     spark : SparkSession
         A Spark session.
     url : str, path, Storage or Repository
-        The repository. For `chunks`, Spark's workers must be able to reach it.
+        The repository.
     table : str
         One of the table above.
     path : str, optional
@@ -229,9 +221,6 @@ def metadata_table(
     version : str, optional
         As for `Repository.readonly_session`; `snapshots` starts there. The log of
         operations is that of the whole repository.
-    lease : timedelta, optional
-        For `chunks`, which tasks read: how long to keep the snapshot, as for `read`. None takes
-        no lease.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
 
@@ -248,8 +237,6 @@ def metadata_table(
         If there is no repository.
     NotFoundError
         If the branch, tag, snapshot or path does not exist.
-    UnsupportedStorageError
-        If tasks are to read chunk refs of a repository that they cannot reach (`memory://`).
 
     Examples
     --------
@@ -271,28 +258,14 @@ def metadata_table(
             "by its columns ref and at"
         )
     repository = repository_of(url, storage_options)
-    session = repository.readonly_session(version)
-    if table != "chunks":
-        made = driver_table(repository, session, table, path)
-        return made_frame(spark, made, from_arrow_schema(made.schema))
-    check_shared(repository.storage)
-    # By refs, not by the size of the grid: a large grid may have few.
-    boxes = tuple(
-        (at, box)
-        for at, meta, total in _arrays_of(session, path)
-        if total.chunks
-        for box in batches([(meta.grid, total.chunks)], _REFS_PER_TASK)
-    )
-    at = repository.storage, session.snapshot_id
-    left = None if lease is None else LeftLease(*at, lease).left()
-    numbers = spark.range(0, len(boxes), 1, max(len(boxes), 1))
-    return numbers.mapInArrow(partial(_chunks, at, boxes, left), from_arrow_schema(_CHUNKS))
+    made = driver_table(repository, repository.readonly_session(version), table, path)
+    return made_frame(spark, made, from_arrow_schema(made.schema))
 
 
 def driver_table(
     repository: Repository, session: Session, table: str, path: str | None = None
 ) -> pa.Table:
-    """Make any of the tables but `chunks`, as `metadata_table` documents them, without Spark."""
+    """Make a table, as `metadata_table` documents it, without Spark."""
     if table == "snapshots":
         # Its `id` is its `snapshot_id`.
         return to_arrow(repository.ancestry(session.snapshot_id), SnapshotInfo)
@@ -301,7 +274,9 @@ def driver_table(
     if table == "manifests":
         return to_arrow(repository.explain_manifests(session.snapshot_id).manifests, ManifestPlace)
     arrays = _arrays_of(session, path)
-    return _arrays(session, arrays) if table == "arrays" else _statistics(session, arrays)
+    if table == "arrays":
+        return _arrays(session, arrays)
+    return (_chunks if table == "chunks" else _statistics)(session, arrays)
 
 
 def to_arrow(rows: Iterable[object], kind: type) -> pa.Table:
@@ -333,20 +308,20 @@ def _as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(dict(values), default=str, sort_keys=True)
 
 
-def _arrays_of(session: Session, path: str | None) -> list[tuple[str, ArrayMeta, Amount]]:
-    """The array at a path and all below it, with what is counted of each; reads no chunk."""
+def _arrays_of(session: Session, path: str | None) -> dict[str, ArrayMeta]:
+    """The array at a path and all below it, by path."""
     wanted = (path or "").strip("/")
     found = contents_of(session.store).within(wanted)
     if wanted and not found:
         raise NotFoundError(f"snapshot {session.snapshot_id} has no group or array /{wanted}")
+    return {absolute(at): node.array for at, node in sorted(found.items()) if node.array}
+
+
+def _arrays(session: Session, arrays: Mapping[str, ArrayMeta]) -> pa.Table:
     totals = {array.path: array.total for array in estimate_of(session).arrays}
-    arrays = sorted((absolute(at), node.array) for at, node in found.items() if node.array)
-    return [(at, meta, totals[at]) for at, meta in arrays]
-
-
-def _arrays(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]]) -> pa.Table:
     rows = []
-    for path, meta, total in arrays:
+    for path, meta in arrays.items():
+        total = totals[path]
         array = zarr.open_array(session.store, path=path, mode="r")
         shapes = array.shape, array.chunks, array.shards
         kind = path, array.metadata.zarr_format, str(array.dtype), meta.dimension_names
@@ -356,9 +331,18 @@ def _arrays(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]]) -
     return pa.Table.from_pylist(rows, _ARRAYS)
 
 
-def _statistics(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]]) -> pa.Table:
-    made = []
-    for path, _, _ in arrays:
+def _chunks(session: Session, arrays: Iterable[str]) -> pa.Table:
+    made = [_CHUNKS.empty_table()]
+    for path in arrays:
+        found = session.chunk_refs(path).to_arrow().drop_columns("data")
+        rows = found.add_column(0, "path", pa.repeat(path, len(found)))
+        made.append(rows.rename_columns(_CHUNKS.names).cast(_CHUNKS))
+    return pa.concat_tables(made)
+
+
+def _statistics(session: Session, arrays: Iterable[str]) -> pa.Table:
+    made = [_STATISTICS.empty_table()]
+    for path in arrays:
         found = session.chunk_refs(path, statistics=True)
         edges = np.arange(len(found) + 1, dtype=np.int32) * found.coords.shape[1]
         coords = pa.ListArray.from_arrays(edges, found.coords.reshape(-1))
@@ -367,7 +351,7 @@ def _statistics(session: Session, arrays: Sequence[tuple[str, ArrayMeta, Amount]
         sums = pa.array(found.sums, mask=np.isnan(found.sums))
         columns = pa.repeat(found.path, len(found)), coords, *bounds, *map(pa.array, counts), sums
         made.append(pa.table(columns, _STATISTICS))
-    return pa.concat_tables(made) if made else _STATISTICS.empty_table()
+    return pa.concat_tables(made)
 
 
 def _texts(values: npt.NDArray[Any], bounded: npt.NDArray[np.bool_]) -> pa.Array:
@@ -375,21 +359,3 @@ def _texts(values: npt.NDArray[Any], bounded: npt.NDArray[np.bool_]) -> pa.Array
         # A bound may end within a character.
         values = np.char.decode(values, "utf-8", "replace")
     return pa.array(values.astype(str), _TEXT, mask=~bounded)
-
-
-def _chunks(
-    at: tuple[Storage, str],
-    boxes: Sequence[tuple[str, Box]],
-    lease: LeftLease | None,
-    tasks: Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the tasks whose numbers are in the first column: each has one box."""
-    with briefly():
-        if lease is not None:
-            lease.renew()
-        session = opened(*at)
-        for number in (number for batch in tasks for number in batch.column(0).to_pylist()):
-            path, box = boxes[number]
-            found = session.chunk_refs(path, box).to_arrow().drop_columns("data")
-            rows = found.add_column(0, "path", pa.repeat(path, len(found)))
-            yield from rows.rename_columns(_CHUNKS.names).cast(_CHUNKS).to_batches(_BATCH_ROWS)
