@@ -307,7 +307,7 @@ class Demo:
         strong = read(spark, place, "u", where=where).count()
         if strong != int((winds.u.sel(time=slice(half, None)) > 15).sum()):
             raise CheckFailedError(f"Spark finds other cells where {where} than xarray does")
-        pruned = explain_pruning(spark, place, "u", where=where)
+        pruned = repositories.open(place).readonly_session().chunks_where("u", where)
         self._say(f"where {where}: {strong:,} rows")
         skipped = pruned.left_out
         by = f"{skipped['range']} skipped by time, {skipped['statistics']} by statistics"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zarr_manifests.ondemand import need, on_demand
 
 if TYPE_CHECKING:
-    from zarr_manifests.spark.cell_rows import aggregate, changes, explain_pruning, read
+    from zarr_manifests.spark.cell_rows import aggregate, changes, read
     from zarr_manifests.spark.data_source import register
     from zarr_manifests.spark.dataframes import foreach_batch, write_dataframe
     from zarr_manifests.spark.maintenance import metadata_table
@@ -21,7 +21,6 @@ need(__name__, "spark", "pyspark", "pandas", "pyarrow", "xarray")
 __all__ = [
     "aggregate",
     "changes",
-    "explain_pruning",
     "foreach_batch",
     "ingest",
     "metadata_table",
@@ -34,7 +33,7 @@ __all__ = [
 
 __getattr__ = on_demand(
     __name__,
-    **dict.fromkeys(("aggregate", "changes", "explain_pruning", "read"), "cell_rows"),
+    **dict.fromkeys(("aggregate", "changes", "read"), "cell_rows"),
     **dict.fromkeys(("foreach_batch", "write_dataframe"), "dataframes"),
     **dict.fromkeys(("ingest", "session", "write_dataset"), "tasks"),
     metadata_table="maintenance",

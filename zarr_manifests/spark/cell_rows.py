@@ -14,32 +14,26 @@ Aggregates come mostly from statistics. Tasks aggregate the rest before a row is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Literal
 
-import numpy as np
 from pyarrow.types import is_binary, is_string
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.grid import Box
-from zarr_manifests.reports import ChunkSelection
 from zarr_manifests.repositories import Location, repository_of
 from zarr_manifests.spark.job import (
     Job,
-    chunks_in,
     frame_of,
     options_of,
     shared_repository,
     with_lease,
 )
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_changes, plan_read
-from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import mapped, run_tasks
 from zarr_manifests.spark.worker import run_arrow
 from zarr_manifests.texts import known_as, shown
@@ -70,7 +64,8 @@ def read(
     on without one. Auxiliary coordinates (scalar, or of several dimensions) are read only if they
     are named as variables. The columns' metadata has the variables' attributes.
 
-    The DataFrame is lazy, and stays at the snapshot that was current when it was made.
+    The DataFrame is lazy, and stays at the snapshot that was current when it was made. Its
+    `explain()` says how many chunks are read; `Session.chunks_where` says why it leaves out others.
 
     Parameters
     ----------
@@ -191,95 +186,6 @@ def _cells_of(lines: DataFrame, job: Job) -> DataFrame:
         for text, column in zip(found, job.columns, strict=True)
     ]
     return lines.selectExpr("*", f"posexplode(c{dims}) AS (cell, value)").select(columns)
-
-
-# --- what a read leaves out ----------------------------------------------------------------------
-
-
-def explain_pruning(
-    spark: SparkSession,
-    url: Location,
-    variables: str | Sequence[str] | None = None,
-    *,
-    storage_options: Mapping[str, object] | None = None,
-    **options: Any,
-) -> ChunkSelection:
-    r"""Tell which chunks a read with these options would read, and why it leaves out the others.
-
-    No chunk of a variable is read, but the lists of their chunks are.
-
-    Parameters
-    ----------
-    spark, url, variables, storage_options
-        As for `read`.
-    **options
-        The other options of `read` but `lease`, such as `version`, `where` or `nan`.
-
-    Returns
-    -------
-    ChunkSelection
-        `str` says it in words, and `picture()` draws it. Its chunks are those that tasks read:
-        where variables have different chunks, the larger ones. Bytes are those of all variables.
-
-    Raises
-    ------
-    NotFoundError, InvalidArgumentError, WhereError
-        As for `read`.
-
-    Examples
-    --------
-    >>> from zarr_manifests.spark import explain_pruning, session
-    >>> spark = session(master="local[2]")  # doctest: +SKIP
-    >>> found = explain_pruning(spark, "sea", where="depth > 6000")  # doctest: +SKIP
-    >>> print(found, found.picture(), sep="\n")  # doctest: +SKIP
-    """
-    repository = repository_of(url, storage_options)
-    asked, selections = ReadOptions(variables=variables, **options), list[ChunkSelection]()
-    job = plan_read(repository, asked, SparkFacts.of(spark), selections)
-    session = repository.readonly_session(job.snapshot_id)
-    source, path = Source(session, job.group, decode_times=False), job.group.rstrip("/")
-    names, dims = ([each.name for each in some] for some in (job.variables, job.dimensions))
-    compared = [name for name in names if job.where and name in job.where.columns]
-    judged = names if asked.nan == "drop" else compared
-    boxes, grid, axes = job.chunks(), job.grid, job.scan.axes
-    chunk_shape = tuple(axis.chunk for axis in axes)
-    parts = [] if job.parts is None else [Box(tuple(lo), tuple(hi)) for lo, hi in boxes.tolist()]
-    none = np.empty(0, np.int64)
-    chosen = np.concatenate([none, *(each.carried(np.arange(each.size), grid) for each in parts)])
-    left = [none]
-    nbytes = selected_bytes = 0
-    for name in names:
-        refs = session.chunk_refs(f"{path}/{name}")
-        lo = refs.coords * np.array(source.meta(name).chunk_shape, np.int64)
-        coords = lo // np.array(chunk_shape, np.int64)
-        numbers, in_range = grid.ravel(coords), np.ones(len(refs), np.bool_)
-        for number, along in enumerate(axes):
-            in_range &= np.isin(coords[:, number], along.chunks)
-        read = in_range if job.parts is None else np.isin(numbers, chosen)
-        nbytes += int(refs.length.sum())
-        selected_bytes += int(refs.length[read].sum())
-        left += [numbers[in_range & ~read]] if name in judged else []
-    selected, ranged = chunks_in(boxes), math.prod(len(axis.chunks) for axis in axes)
-    by_statistics = len(np.unique(np.concatenate(left)))
-    return ChunkSelection(
-        path=f"{path}/{','.join(names)}",
-        where=job.where.sql if job.where else "TRUE",
-        shape=job.shape,
-        chunk_shape=chunk_shape,
-        dimensions=tuple(dims),
-        boxes=boxes,
-        selected=selected,
-        left_out={
-            "range": grid.size - ranged,
-            "statistics": by_statistics,
-            "absence": ranged - selected - by_statistics,
-        },
-        unknown=max((each.unknown for each in selections), default=0),
-        bytes=nbytes,
-        selected_bytes=selected_bytes,
-        reasons={sql: n for each in selections for sql, n in each.reasons.items()},
-        data=tuple(f"{path}/{name}" for name in compared),
-    )
 
 
 # --- what changed --------------------------------------------------------------------------------

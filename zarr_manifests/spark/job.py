@@ -495,9 +495,12 @@ class Job(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """What is read, as plans show it: the place and version, the condition, how much."""
         where = f" where {self.where.sql[:500]}" if self.where else ""
-        read = f"{chunks_in(self.chunks()):,} of {self.grid.size:,} chunks"
+        total, in_range = self.grid.size, math.prod(len(axis.chunks) for axis in self.scan.axes)
+        told = (
+            f"{chunks_in(self.chunks()):,} of {total:,} chunks, {total - in_range:,} out of range"
+        )
         place = f"{self.storage.url} at {self.snapshot_id}"
-        return plain_text(f"zarr_manifests {place}, {self.group}{where}: {read}")
+        return plain_text(f"zarr_manifests {place}, {self.group}{where}: {told}")
 
     def boxes(self, task: int) -> Iterator[Box]:
         """The boxes of cells that the task with that number reads."""

@@ -33,12 +33,7 @@ _MOST_CHUNKS: Final = 2**22
 """Most chunks that are listed to align boxes."""
 
 
-def plan_read(
-    location: Location,
-    options: ReadOptions,
-    facts: SparkFacts,
-    selections: list[ChunkSelection] | None = None,
-) -> Job:
+def plan_read(location: Location, options: ReadOptions, facts: SparkFacts) -> Job:
     """Plan a read.
 
     Parameters
@@ -50,8 +45,6 @@ def plan_read(
     facts : SparkFacts
         Where it will run. There are at least as many tasks as can run at once, if there are as
         many chunks.
-    selections : list, optional
-        Gets what statistics say of the arrays that `where` compares.
 
     Returns
     -------
@@ -94,8 +87,7 @@ def plan_read(
         where=where,
     )
     _check_columns(job.columns, facts.case_sensitive)
-    told = [] if selections is None else selections
-    for boxes in _left_by_statistics(session, source, job, told):
+    for boxes in _left_by_statistics(session, source, job):
         job = restrict(job, boxes)
     return job
 
@@ -310,9 +302,7 @@ def _in_microseconds(value: Any) -> Any:
 # --- boxes of chunks that statistics leave -------------------------------------------------------
 
 
-def _left_by_statistics(
-    session: Session, source: Source, job: Job, selections: list[ChunkSelection]
-) -> Iterator[IndexArray]:
+def _left_by_statistics(session: Session, source: Source, job: Job) -> Iterator[IndexArray]:
     """What statistics leave, each time as boxes of cells (int64[n, 2, ndim]).
 
     They are whole chunks of the job's scan. Variables with the same chunks are looked at together.
@@ -343,7 +333,6 @@ def _left_by_statistics(
     asked += [[(*mine, *of_dims)] for mine in alike.values()]
     for each_of in asked if job.tasks else ():
         found = [chosen(*one) for one in each_of]
-        selections += [selection for selection, _ in found]
         if found and all(selection.selected < selection.chunks for selection, _ in found):
             boxes = np.concatenate([each for _, each in found])
             yield from _aligned(boxes, chunk_shape, apart=len(found) == 1)
