@@ -16,7 +16,7 @@ without an entry that counts are selected.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from msgspec import Struct
-from msgspec.structs import replace
 
 from zarr_manifests.bulk import open_here, read_here
 from zarr_manifests.decoding import decoded, decoded_by
@@ -33,7 +32,7 @@ from zarr_manifests.engine.bulk_chunks import find_chunks, note_unchanged
 from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.engine.zones import KnownZones, PagedLeaves, paged_leaves, read_pages, zones_of
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
 from zarr_manifests.grid import Box, IndexArray, clips
@@ -101,7 +100,7 @@ def chunks_where(
         array.contents.context, array.contents.view, [node.node_id for node in nodes], branch
     )
     verdicts: list[Verdict] = []
-    stored: dict[bytes, _StoredChunks] = {}
+    out: list[Box] = []
     for node, comparisons in of_data.values():
         pruner = _Pruner(array, node, region, known, comparisons, match)
         here, judged = pruner.judge(alone=len(nodes) == 1)
@@ -111,13 +110,8 @@ def chunks_where(
             left_out = int((~verdict.match).sum()) + unread
             reasons[comparisons[number].sql] = left_out + (0 if verdict.unwritten else absent)
         verdicts += judged
-        stored[node.node_id] = here
-    out = [box for each in stored.values() for box, _ in each.unread]
+        out += [box for box, _ in here.unread]
     plan = plan_chunks(axes, region, verdicts, out)
-    target = stored.get(array.node.node_id)
-    if target is None:
-        target = _StoredChunks.of(array.chunks(array.node, region), region, 0)
-    sizes = target.sizes(array, region, plan.chosen)
     return ChunkSelection(
         path=f"/{array.node.path}",
         where=parsed.sql,
@@ -128,8 +122,6 @@ def chunks_where(
         selected=plan.selected,
         left_out=plan.left_out,
         unknown=plan.unknown,
-        bytes=sizes[0],
-        selected_bytes=sizes[1],
         reasons={each.sql: reasons[each.sql] for each in parsed.comparisons},
         data=tuple(f"/{node.path}" for node in nodes),
     )
@@ -177,14 +169,6 @@ class WhereArray:
     def chunks(self, node: Node, region: Box) -> ChunkTable | None:
         """The stored chunks of an array in the region."""
         return find_chunks(self.contents, node.path, region, None)[1]
-
-    def lengths_at(self, coords: IndexArray) -> IndexArray:
-        """The stored lengths of the array's chunks at these coordinates."""
-        table = find_chunks(self.contents, self.node.path, None, None, coords)[1]
-        if table is None:
-            return np.zeros(len(coords), np.int64)
-        rows = rows_at(table, coords)
-        return np.where(rows >= 0, table.length[rows], 0)
 
     def column(self, name: str) -> int | Node:
         """The axis that a column is a coordinate of, or the array that it is.
@@ -324,12 +308,6 @@ class _StoredChunks(Struct, frozen=True, eq=False):
     ----------
     index : int64[n]
         Linear indexes of the chunks in the region, ascending.
-    length : int64[n]
-        Their stored bytes.
-    summed : bool[n]
-        Which of them `summed_bytes` counts.
-    inline : bool[n]
-        Which of them are inline chunks, whose lengths pages do not have.
     known : bool[n]
         Which of them have statistics.
     may : bool[n, comparisons]
@@ -337,56 +315,32 @@ class _StoredChunks(Struct, frozen=True, eq=False):
     unread : tuple of (Box, bool[comparisons])
         Boxes full of chunks that are not in `index`, since their page cannot match, and whether
         the page may match.
-    summed_bytes : int
-        The stored bytes of the summed chunks and of those in `unread`.
     """
 
     index: IndexArray
-    length: IndexArray
-    summed: _Mask
-    inline: _Mask
     known: _Mask
     may: _Mask
     unread: tuple[tuple[Box, _Mask], ...] = ()
-    summed_bytes: int = 0
 
     @classmethod
     def of(cls, table: ChunkTable | None, region: Box, comparisons: int) -> _StoredChunks:
         """Those of a chunk table, not judged yet."""
-        n = 0 if table is None else len(table)
-        index = length = np.empty(0, np.int64)
+        index = np.empty(0, np.int64)
         if table is not None:
-            index, length = table.box.carried(table.linear_index(), region), table.length
-        no = np.zeros(n, np.bool_)
-        return cls(index, length, no, no, no.copy(), np.ones((n, comparisons), np.bool_))
+            index = table.box.carried(table.linear_index(), region)
+        n = len(index)
+        return cls(index, np.zeros(n, np.bool_), np.ones((n, comparisons), np.bool_))
 
     @classmethod
     def joined(
-        cls,
-        parts: Sequence[_StoredChunks],
-        unread: tuple[tuple[Box, _Mask], ...],
-        summed_bytes: int,
+        cls, parts: Sequence[_StoredChunks], unread: tuple[tuple[Box, _Mask], ...]
     ) -> _StoredChunks:
         """All of these, in the order of the region."""
-        names = ("index", "length", "summed", "inline", "known", "may")
-        columns: Any = {n: np.concatenate([getattr(one, n) for one in parts]) for n in names}
-        index = columns["index"]
-        if not (index[1:] > index[:-1]).all():
-            order = np.argsort(index)
-            columns = {name: column[order] for name, column in columns.items()}
-        return cls(**columns, unread=unread, summed_bytes=summed_bytes)
-
-    def sizes(
-        self, array: WhereArray, region: Box, chosen: Callable[[IndexArray], _Mask]
-    ) -> tuple[int, int]:
-        """The stored bytes of all chunks, and of the chosen ones."""
-        selected, length = chosen(self.index), self.length
-        due = self.inline & (selected | ~self.summed)
-        if due.any():
-            length = length.copy()
-            length[due] = array.lengths_at(region.unravel(self.index[due]))
-        rest = int(length[~self.summed].sum())
-        return self.summed_bytes + rest, int(length[selected].sum())
+        index = np.concatenate([one.index for one in parts])
+        order = np.argsort(index)
+        known = np.concatenate([one.known for one in parts])
+        may = np.concatenate([one.may for one in parts])
+        return cls(index[order], known[order], may[order], unread)
 
 
 class _Pruner:
@@ -452,9 +406,9 @@ class _Pruner:
         rest = _StoredChunks.of(table, self._region, len(self._comparisons))
         if table is not None and self._meaning.measurable:
             self._judge_by_entries(table, rest, [read[i] for i in others if i in read])
-        parts = [rest, *self._judged_pages({i: read[i] for i in named}, paged.summed)]
+        parts = [rest, *self._judged_pages([read[i] for i in named])]
         boxes = tuple((self._pages[i].box, self._may[i]) for i in unread)
-        stored = _StoredChunks.joined(parts, boxes, paged.summed_bytes)
+        stored = _StoredChunks.joined(parts, boxes)
         return stored, [
             Verdict(stored.index, stored.may[:, number], stored.known, fills)
             for number, fills in enumerate(self._unwritten)
@@ -481,25 +435,21 @@ class _Pruner:
         narrow = ~np.array(self._unwritten, np.bool_)
         return {
             i
-            for i in paged.summed.intersection(paged.pages)
+            for i in paged.whole.intersection(paged.pages)
             if self._pages[i].count == self._pages[i].box.size and not self._may[i, narrow].all()
         }
 
     # --- pages that are known to count ------------------------------------------------------------
 
-    def _judged_pages(
-        self, tables: dict[int, ZoneTable], summed: frozenset[int]
-    ) -> list[_StoredChunks]:
+    def _judged_pages(self, tables: Iterable[ZoneTable]) -> list[_StoredChunks]:
         """The chunks of pages, all of whose entries count."""
         parts = []
-        for i, zones in tables.items():
+        for zones in tables:
             at, bounds = zones.addresses, zones.bounds
             if at.box.shared_size(self._region) != at.box.size:
                 inside = in_box(at, self._region)
                 at, bounds = select(at, inside), bounds.take(inside)
             part = _StoredChunks.of(at, self._region, len(self._comparisons))
-            counted = np.full(len(at), i in summed)
-            part = replace(part, summed=counted, inline=at.kind == RefKind.INLINE)
             self._apply(part, np.arange(len(at)), bounds)
             parts.append(part)
         return parts

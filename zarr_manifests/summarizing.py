@@ -414,7 +414,7 @@ class _Summary:
         def find() -> tuple[list[int], ChunkTable | None]:
             view = array.contents.view
             paged = paged_leaves(view, node.node_id, region, pages.pages)
-            some = [i for i in sorted(paged.summed) if due[i]]
+            some = [i for i in sorted(paged.whole) if due[i]]
             boxes = [pages.pages[i].box for i in some]
             return some, view.chunks_in(node.node_id, region, without=boxes)
 

@@ -299,7 +299,7 @@ class Demo:
 
     def _search(self, spark: Any) -> None:
         """Read the strong westerlies of the second half; statistics say which chunks have any."""
-        from zarr_manifests.spark import explain_pruning, read
+        from zarr_manifests.spark import read
 
         place, winds = self._at / "winds", self._winds
         half = winds.time.values[len(winds.time) // 2]

@@ -192,16 +192,13 @@ class PagedLeaves(Struct, frozen=True):
         The boxes of the leaves.
     pages : tuple of int
         The positions of their pages.
-    summed : frozenset of int
+    whole : frozenset of int
         Those of leaves that lie in the region.
-    summed_bytes : int
-        The stored bytes of these leaves.
     """
 
     boxes: tuple[Box, ...] = ()
     pages: tuple[int, ...] = ()
-    summed: frozenset[int] = frozenset()
-    summed_bytes: int = 0
+    whole: frozenset[int] = frozenset()
 
 
 def paged_leaves(
@@ -219,7 +216,7 @@ def paged_leaves(
         mine = of_leaf.get(((blob.key, blob.crc32c), leaf.part.box))
         if mine is not None and pages[mine].count == leaf.part.count:
             found.append((leaf, mine))
-    boxes, due, summed, nbytes = list[Box](), list[int](), set[int](), 0
+    boxes, due, whole = list[Box](), list[int](), set[int]()
     # The oldest first, which fetches what the others need.
     overlays = {
         merged: view.overlay(node_id, merged, region)
@@ -231,10 +228,9 @@ def paged_leaves(
             continue
         boxes.append(box)
         if box.shared_size(region) == box.size:
-            summed.add(mine)
-            nbytes += leaf.nbytes
+            whole.add(mine)
         due.append(mine)
-    return PagedLeaves(tuple(boxes), tuple(due), frozenset(summed), nbytes)
+    return PagedLeaves(tuple(boxes), tuple(due), frozenset(whole))
 
 
 # --- pages of new leaves ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ Invariant: whatever is not known may match.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, timedelta, tzinfo
 from fractions import Fraction
 from functools import partial, reduce
@@ -382,15 +382,12 @@ class Plan(Struct, frozen=True, eq=False):
         `absence`, as nothing is stored and the fill value does not match.
     unknown : int
         Chunks in the boxes that lack statistics.
-    chosen : callable
-        Whether each chunk of the region, given as linear indexes, is in the boxes.
     """
 
     boxes: IndexArray
     selected: int
     left_out: Mapping[str, int]
     unknown: int
-    chosen: Callable[[IndexArray], _Mask]
 
 
 def plan_chunks(
@@ -428,15 +425,12 @@ def plan_chunks(
     in_range = math.prod(int(axis.sum()) for axis in axes)
     shown = [axis[lo:hi] for axis, lo, hi in zip(axes, region.lo, region.hi, strict=True)]
 
-    def in_axes(index: IndexArray) -> _Mask:
+    def inside(index: IndexArray) -> IndexArray:
         if all(axis.all() for axis in shown):
-            return np.ones(len(index), np.bool_)
+            return index
         found = region.unravel(index)
         masks = [a[found[:, i] - region.lo[i]] for i, a in enumerate(shown)]
-        return reduce(np.logical_and, masks)
-
-    def inside(index: IndexArray) -> IndexArray:
-        return index[in_axes(index)]
+        return index[reduce(np.logical_and, masks)]
 
     ruling = [v for v in verdicts if not v.unwritten or not v.match.all()]
     if not ruling or not in_range:
@@ -454,7 +448,7 @@ def plan_chunks(
         boxes = _products(axes)
         selected = sum(math.prod(sides) for sides in (boxes[:, 1] - boxes[:, 0]).tolist())
         left_out = {"range": chunks - selected, "statistics": 0, "absence": 0}
-        return Plan(boxes, selected, left_out, len(missing), in_axes)
+        return Plan(boxes, selected, left_out, len(missing))
     for verdict in ruling:
         kept = kept[verdict.at(kept, region.size)]
     excluded = [v.index[~v.match] for v in verdicts]
@@ -466,9 +460,7 @@ def plan_chunks(
     absent = in_range - len(kept) - statistics
     left_out = {"range": chunks - in_range, "statistics": statistics, "absence": absent}
     lacking = len(np.intersect1d(missing, kept, assume_unique=True)) if len(missing) else 0
-    every = np.ones(len(kept), np.bool_)
-    chosen = partial(Verdict(kept, every, every, unwritten=False).at, size=region.size)
-    return Plan(boxes_of(kept, region), len(kept), left_out, lacking, chosen)
+    return Plan(boxes_of(kept, region), len(kept), left_out, lacking)
 
 
 def _products(axes: Sequence[_Mask]) -> IndexArray:

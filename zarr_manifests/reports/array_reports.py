@@ -45,9 +45,6 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
         (their own values), `absence` (never written, and the fill value does not match).
     unknown : int
         Selected chunks that have no statistics.
-    bytes, selected_bytes : int
-        Stored bytes of the array's chunks in the smallest box that coordinates leave, and of the
-        selected chunks.
     reasons : mapping of str to int
         For each comparison, how many chunks it leaves out by itself.
     data : tuple of str
@@ -63,8 +60,6 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
     selected: int
     left_out: Mapping[str, int]
     unknown: int
-    bytes: int
-    selected_bytes: int
     reasons: Mapping[str, int]
     data: tuple[str, ...] = ()
 
@@ -88,9 +83,8 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
         return tuple(found)
 
     def _lines(self) -> Iterator[str]:
-        stored = f"{self.selected_bytes:,} of {self.bytes:,}"
         yield f"{self.path} where {self.where}"
-        yield f"{self.selected:,} of {self.chunks:,} chunks may match ({stored} bytes)"
+        yield f"{self.selected:,} of {self.chunks:,} chunks may match"
         yield "left out: " + ", ".join(f"{n:,} by {why}" for why, n in self.left_out.items())
         yield from (f"  {n:,} by {comparison}" for comparison, n in self.reasons.items() if n)
         if not self.data or not self.selected:
