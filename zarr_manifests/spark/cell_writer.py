@@ -419,16 +419,14 @@ def _outside(
 
 def _misfit(plan: WritePlan, places: Sequence[IndexArray], error: MisfitError) -> str:
     """Describe values that would be read back differently."""
-    variable = next(one for one in plan.variables if one.name == error.name)
     told = "; ".join(
         f"{found.given} at {plan.cell(at[found.index[0]] for at in places)} would be read back "
         f"as {found.read}"
         for found in error.misfits
     )
     return (
-        f"values of {error.name!r} do not fit the array, which has room for "
-        f"{variable.fit.range_text}: {told}. Nothing was written. Correct the values, or write the "
-        "array anew, with room for them"
+        f"values of {error.name!r} do not fit the array: {told}. Nothing was written. Correct the "
+        "values, or write the array anew, with room for them"
     )
 
 

@@ -20,7 +20,6 @@ import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -38,7 +37,6 @@ PACKED_BY: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value",
 DECODED_BY: Final = (*PACKED_BY, "units", "calendar")
 """Attributes that say what stored values mean."""
 _MEANING: Final = {*DECODED_BY, "dtype"} - {"_FillValue"}
-_MISSING: Final = ("_FillValue", "missing_value")
 _PART: Final = 2**17
 """Number of values that are compared together, so that they fit in a processor's cache."""
 _LISTED: Final = 3
@@ -159,44 +157,6 @@ class Fit(Struct, frozen=True, dict=True):
         with np.errstate(all="ignore"), quiet(), told(self.name):  # what they warn of is checked
             codes = self.checked(own, encode_cf_variable(own, name=self.name)).values
         return np.asarray(codes).astype(self.stored or codes.dtype, copy=False)
-
-    @cached_property
-    def range_text(self) -> str:
-        """Describe the values that fit."""
-        how = self.encoding if self.stored is None else self.attributes
-        kind = self.stored or self.encoding.get("dtype")
-        units = str(how.get("units"))
-        if " since " in units or str(how.get("dtype")).startswith("timedelta"):
-            return f"times in {units!r}"
-        if kind is None:
-            return "other values"
-        dtype = np.dtype(object if kind is str else kind)
-        if dtype.kind in "SU":
-            unit, size = ("bytes", 1) if dtype.kind == "S" else ("characters", 4)
-            return f"texts of at most {dtype.itemsize // size} {unit}"
-        return _numbers_text(dtype, how) if dtype.kind in "biufc" else "texts, and none is missing"
-
-
-def _numbers_text(dtype: np.dtype[Any], how: Mapping[str, Any]) -> str:
-    marks = [x for key in _MISSING for x in np.ravel(how.get(key, ())).tolist()]
-    missing = sorted({x for x in marks if isinstance(x, int | float) and x == x})
-    scale, offset = (float(how.get(key) or least) for key, least in _PACKING.items())
-    text = "True and False" if dtype.kind == "b" else f"numbers as {dtype}"
-    if dtype.kind == "f":
-        largest = float(np.finfo(dtype).max)
-        text = f"{-largest:.6g} to {largest:.6g} as {dtype}"
-    elif dtype.kind in "iu":
-        sign = {"true": "u", "false": "i"}.get(str(how.get("_Unsigned")).lower(), dtype.kind)
-        info = np.iinfo(f"{sign}{dtype.itemsize}")
-        ends: list[Any] = [info.min + (info.min in missing), info.max - (info.max in missing)]
-        kind = "whole numbers"
-        if any(how.get(key) is not None for key in _PACKING):
-            ends, kind = [end * scale + offset for end in ends], f"in steps of {abs(scale):g}"
-        text = f"{_text(min(ends))} to {_text(max(ends))}, {kind}, as {dtype}"
-    if missing:
-        told = ", ".join(_text(code * scale + offset) for code in missing)
-        return f"{text}, where {told} stands for NaN"
-    return f"{text}, and no NaN" if dtype.kind in "biu" else text
 
 
 class _Comparison(Struct, frozen=True):
@@ -518,7 +478,7 @@ def _text(value: Any) -> str:
 def explained(
     ds: xr.Dataset, fits: Mapping[str, Fit], rows: Mapping[Hashable, Sequence[int]] | None = None
 ) -> Iterator[None]:
-    """Say which values of the dataset do not fit, or that xarray cannot write it.
+    """Say which values of the dataset do not fit.
 
     Parameters
     ----------
@@ -532,7 +492,7 @@ def explained(
     Raises
     ------
     InvalidArgumentError
-        If a `MisfitError` is raised in the block, or what xarray raises in place of a `ValueError`.
+        In place of a `MisfitError` in the block.
     """
     try:
         yield
@@ -551,24 +511,9 @@ def explained(
                 f"data, by ds[{fit.name!r}].encoding.clear()"
             )
         raise InvalidArgumentError(
-            f"values of {fit.name!r} do not fit {where}, which has room for {fit.range_text}: "
-            f"{told}. Nothing is committed. Correct the values, or {way}; check=False writes them "
-            "as they are"
+            f"values of {fit.name!r} do not fit {where}: {told}. Nothing is committed. Correct the "
+            f"values, or {way}; check=False writes them as they are"
         ) from None
-    except (ArithmeticError, LookupError, RecursionError, TypeError, UnicodeError) as error:
-        if isinstance(error, ManifestsError) or ds.chunksizes:  # or of what a task computes
-            raise
-        raise InvalidArgumentError(
-            f"xarray cannot write this dataset: {type(error).__name__}: {error}"
-        ) from error
-    except ValueError as error:
-        if "unexpected encoding parameters" not in str(error):
-            raise
-        raise InvalidArgumentError(
-            f"{error} Known are what xarray's to_zarr takes: chunks, shards, compressors, filters, "
-            "serializer and fill_value; and dtype, _FillValue, scale_factor, add_offset, units "
-            "and calendar where the values are of a kind for it"
-        ) from error
 
 
 def _place(

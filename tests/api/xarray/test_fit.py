@@ -216,18 +216,6 @@ def test_dates_that_xarray_does_not_open_beside_missing_ones(lazy: bool) -> None
     assert opened(repository).t.size == 2
 
 
-def test_units_of_no_time_are_not_told_as_times() -> None:
-    how = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (2,)}
-    for units, told in (("K", "in steps of 0.5, as int16"), ("m s-1", "in steps of 0.5")):
-        ds = field(np.array([280.0, 300.0]))
-        ds["t"].attrs["units"] = units
-        repository = zm.create(MemoryStorage())
-        zm.write(ds, repository, message="packed", encoding={"t": how})
-        more = field(np.array([1e6]), start=2)
-        more["t"].attrs["units"] = units
-        refused(repository, more, told)
-
-
 def test_an_append_with_rounded_coordinates_leaves_the_stored_ones() -> None:
     lat = np.array([89.9, 79.8, 69.7])
     repository = zm.create(MemoryStorage())
