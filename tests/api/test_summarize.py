@@ -536,22 +536,6 @@ def test_sums_by_other_weights_than_those_asked_for_do_not_answer() -> None:
         assert found.attrs["chunks_read"] == read
 
 
-@pytest.mark.parametrize(
-    "said", ["latitude: cos", "lat: cosine", "cos", {"lat": "cos"}, "lat: cos lon", "x: lat:cos"]
-)
-def test_weights_that_no_answer_could_use_are_refused(said: Any) -> None:
-    ds = xr.Dataset({"t": ("lat", LATS, {"statistics_weights": said})}, {"lat": LATS})
-    ds["area"] = ("lat", LATS)
-    repo = zm.create(MemoryStorage())
-    with pytest.raises(InvalidArgumentError, match="'t' has the attribute statistics_weights"):
-        zm.write(ds, repo, message="misspelt")
-    ds["t"].attrs["statistics_weights"] = "lat:area"
-    ds["t"].attrs["statistics_std"] = "false"
-    zm.write(ds, repo, message="weighed")
-    found = repo.readonly_session().summarize("t", weights={"lat": "area"})
-    assert (found.attrs["chunks_read"], "std" in found) == (0, False)
-
-
 def test_weights_are_numbers_a_variable_or_the_cosine_of_a_coordinate() -> None:
     depth, values = np.array([0.0, 10.0, 30.0, 60.0]), np.array([1.0, 2.0, np.nan, 8.0])
     ds = xr.Dataset({"t": ("depth", values), "thick": ("depth", [10.0, 20, 30, 40])})

@@ -67,8 +67,6 @@ _CHANGED: Final = "the labels that are there have changed"
 _CLOSE: Final = 1e-6
 """Relative; coordinates that differ by less are from the same grid."""
 
-_FINE: Final = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
-
 
 class StoredGroup(StoredArrays):
     """A group of a snapshot or a session, as Zarr and xarray see it.
@@ -121,24 +119,9 @@ class StoredGroup(StoredArrays):
                 self._likes[name] = decode_cf_variable(name, own, stack_char_dim=False)
         return self._likes[name]
 
-    def as_fine(self, name: str, variable: xr.Variable) -> xr.Variable:
-        """Times in memory, as fine as the array has them: of coarser ones xarray makes NaT."""
-        units = str(self.attributes[name].get("units")).partition(" since ")[0]
-        dtype = variable.dtype
-        if units not in _FINE or dtype.kind not in "mM" or variable.chunks is not None:
-            return variable
-        finer = np.dtype(f"{dtype.kind}8[{_FINE[units]}]")
-        if dtype == finer or np.promote_types(dtype, finer) != finer:
-            return variable
-        found = variable.copy(data=variable.values.astype(finer))
-        # Beyond the dates that it has, numpy makes others; xarray is left to refuse them.
-        same = (found.values.astype(dtype) == variable.values) | np.isnat(variable.values)
-        return found if same.all() else variable
-
     def encoded(self, name: str, variable: xr.Variable) -> xr.Variable:
         """Decoded values in memory as xarray would store them in the array of that name."""
-        values, encoding = self.as_fine(name, variable).values, dict(self.like(name).encoding)
-        own: Any = xr.Variable(variable.dims, values, {}, encoding)
+        own: Any = xr.Variable(variable.dims, variable.values, {}, dict(self.like(name).encoding))
         with quiet():  # what they warn of is checked
             found: xr.Variable = encode_zarr_variable(own, name=name, zarr_format=self.zarr_format)
         return found

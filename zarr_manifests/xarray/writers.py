@@ -43,7 +43,6 @@ from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
 from zarr_manifests.planning.appends import AppendPlan, OnExisting
 from zarr_manifests.planning.conflict import Txn, txn_of
-from zarr_manifests.planning.meaning import WEIGHTS
 from zarr_manifests.repositories import Location, target_of, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import quiet
@@ -415,8 +414,6 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart:
         ds = _turned(ds, there)
         if part.check:
             check_agreement(ds, there, part.append_dim)
-    if part.check:
-        _check_weights(ds, there)
     virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
     whole, encoding = ds, part.encoding
     ds = ds.drop_vars(virtual) if virtual else ds
@@ -476,33 +473,14 @@ def _check_names(ds: xr.Dataset) -> None:
             )
 
 
-def _check_weights(ds: xr.Dataset, there: StoredGroup) -> None:
-    """Refuse weights that no answer could use, since they are misspelt."""
-    known = {"cos", *map(str, ds.variables), *there.nodes}
-    for name, variable in ds.variables.items():
-        said = str(variable.attrs.get("statistics_weights", ""))
-        given, dims = WEIGHTS.findall(said), list(map(str, variable.dims))
-        if WEIGHTS.sub("", said).strip(" ,") or any(
-            dim not in dims or what not in known for dim, what in given
-        ):
-            raise InvalidArgumentError(
-                f"{name!r} has the attribute statistics_weights={said!r:.200}: write 'lat: cos' or "
-                f"'lat: area', with dimensions of it ({', '.join(dims)}) and 'cos' or variables"
-            )
-
-
 def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
-    """The dataset with axes as those of the existing arrays, and times as fine as there."""
+    """The dataset with axes as those of the existing arrays."""
     turned = {}
     for key, variable in ds.variables.items():
-        name, fitting = str(key), variable
-        if name in there.nodes:
-            dims = (*there.sizes(name),)
-            if variable.dims != dims and {*variable.dims} == {*dims} and not is_virtual(variable):
-                fitting = variable.transpose(*dims)
-            fitting = there.as_fine(name, fitting)
-        if fitting is not variable:
-            turned[key] = fitting
+        if str(key) in there.nodes and not is_virtual(variable):
+            dims = (*there.sizes(str(key)),)
+            if variable.dims != dims and {*variable.dims} == {*dims}:
+                turned[key] = variable.transpose(*dims)
     return ds.assign(turned) if turned else ds
 
 
