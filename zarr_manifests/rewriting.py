@@ -1,45 +1,42 @@
 """`rewrite_chunks`: other chunks, shards or codecs for an array, in one commit.
 
-Tasks read boxes of the array at a fixed snapshot and write them to forks of a session. After each
-round of tasks the forks are merged, and what has been written is committed to a branch of its own,
-always as one commit, which later rounds amend. At the end this commit is picked onto the target
-branch. Invariants: the target branch gets all of the new chunks in one commit, or none; rounds that
-were committed are not repeated, unless the array has changed meanwhile; every cell is in one box,
-and every new chunk or shard lies within one, so that one task writes it.
+Tasks read boxes of the array at a fixed snapshot and write them to forks of a session, which merges
+and commits them. Invariants: the branch gets all of the new chunks in one commit, or none; every
+cell is in one box, and every new chunk or shard lies within one, so that one task writes it.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import batched
 from typing import Any, Final, Literal
 
 import zarr
 import zarr.storage
-from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests import repositories
-from zarr_manifests.errors import InvalidArgumentError, SnapshotExpiredError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.regions import ResolvedChunks
 from zarr_manifests.planning.scan import Axis, Scan, one_run, plan_scan
-from zarr_manifests.progress import expect, tell
-from zarr_manifests.reports import RewriteReport, SnapshotInfo
+from zarr_manifests.progress import counted
+from zarr_manifests.reports import RewriteReport
 from zarr_manifests.repositories import repository_of
-from zarr_manifests.repository import Repository, containers_of
+from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM, Run
-from zarr_manifests.session import Fork, Session
+from zarr_manifests.session import Fork
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.versions import HEADS
 from zarr_manifests.xarray.array_target import ArrayTarget
 
-_DONE: Final = "boxes-done"
+_LEASE_S: Final = 120
+_MERGED: Final = 32
+"""So many forks are merged at once."""
 
 
 def rewrite_chunks(
@@ -52,16 +49,13 @@ def rewrite_chunks(
     branch: str = "main",
     message: str | None = None,
     task_bytes: int = 256 * 1024**2,
-    round_bytes: int = 16 * 1024**3,
     dry_run: bool = False,
     run: Run | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> RewriteReport:
     """Rewrite an array with other chunks, shards or codecs, in one commit.
 
-    Older snapshots are untouched. If the rewriting fails, call it again: it continues, unless the
-    array has changed. Until it ends, a branch `rewrite-chunks/...` holds what is done; delete the
-    branch to give up.
+    Older snapshots are untouched. If the rewriting fails, nothing is committed.
 
     Parameters
     ----------
@@ -81,8 +75,6 @@ def rewrite_chunks(
         The commit message.
     task_bytes : int, default 256 MiB
         Bytes of values that a task holds at a time; at least one new chunk or shard.
-    round_bytes : int, default 16 GiB
-        Bytes of values that are written between two of the commits that keep them.
     dry_run : bool, default False
         Only report the cost.
     run : callable, optional
@@ -121,26 +113,32 @@ def rewrite_chunks(
     (30, 4)
     """
     repository = repository_of(location, storage_options)
-    source = repository.readonly_session(HEADS + branch)
-    contents_of(source.store).array_at(path)  # else Zarr says less of what is missing
-    old = zarr.open_array(source.store, path=path, mode="r")
-    layout = _layout(old, chunks, shards, codecs)
-    _create(zarr.storage.MemoryStore(), old, layout)  # so that a wrong layout fails at once
-    stored, written = old.shards or old.chunks, layout["shards"] or layout["chunks"]
-    cells = max(task_bytes // max(old.dtype.itemsize, 1), 1)
-    scan = plan_rechunk(old.shape, stored, written, cells)
-    refs = source.chunk_refs(path)
-    needed = scan.holding(stored, refs.coords).tolist()
-    report = _estimate(refs, old, layout, scan, len(needed))
     if dry_run:
-        return report
-    rewriting = _Rewriting(repository, source, path, layout, scan, needed, report)
-    per_round = max(round_bytes // max(task_bytes, 1), 1)
-    # The branch that keeps what is done keeps its own commit, but not what that was made from.
-    with repository.lease(source.snapshot_id, owner="rewriting chunks"):
-        return rewriting.land(
-            branch, message or f"rewrite the chunks of {report.path}", per_round, run or _on_threads
-        )
+        session = repository.readonly_session(HEADS + branch)
+    else:
+        session = repository.writable_session(branch, lease=_LEASE_S)
+    with session:
+        source = repository.readonly_session(session.snapshot_id)
+        path = contents_of(source.store).array_at(path).path  # Zarr says less of what is missing
+        old = zarr.open_array(source.store, path=path, mode="r")
+        layout = _layout(old, chunks, shards, codecs)
+        _create(zarr.storage.MemoryStore(), old, layout)  # so that a wrong layout fails at once
+        stored, written = old.shards or old.chunks, layout["shards"] or layout["chunks"]
+        cells = max(task_bytes // max(old.dtype.itemsize, 1), 1)
+        scan = plan_rechunk(old.shape, stored, written, cells)
+        refs = source.chunk_refs(path)
+        boxes = [scan[number] for number in scan.holding(stored, refs.coords).tolist()]
+        report = _estimate(refs, old, layout, scan, len(boxes))
+        if dry_run:
+            return report
+        _create(session.store, old, layout)
+        write = partial(_write, source.store, session.fork(), path)
+        forks = counted("rewriting chunks", (run or _on_threads)(write, boxes), len(boxes))
+        for some in batched(forks, _MERGED):
+            session.merge(*some)
+        made = session.commit(message or f"rewrite the chunks of {report.path}")
+    number = len(repository.readonly_session(made).chunk_refs(path))
+    return replace(report, snapshot_id=made, chunks_after=number)
 
 
 def plan_rechunk(
@@ -236,86 +234,7 @@ def _estimate(
         reads_per_chunk=reads_per_chunk(scan, stored_as),
         chunks_after=math.prod(grid),
         tasks=boxes,
-        reused_tasks=0,
     )
-
-
-class _Rewriting(Struct, frozen=True):
-    """An array that is being rewritten, and the branch that keeps what is done."""
-
-    repository: Repository
-    source: Session
-    path: str
-    layout: Mapping[str, Any]
-    scan: Scan
-    needed: Sequence[int]
-    """Numbers of the boxes with values."""
-    report: RewriteReport
-
-    def land(self, branch: str, message: str, per_round: int, run: Run) -> RewriteReport:
-        """Rewrite what is left, and commit it to the branch."""
-        # No compaction may come between the commits that amend each other, nor be one of them.
-        repository = repositories.open(
-            self.repository.storage,
-            replace(
-                self.repository.config,
-                compaction=replace(self.repository.config.compaction, mode="manual"),
-                commits=replace(self.repository.config.commits, mode="delta"),
-            ),
-            virtual_containers=containers_of(self.repository),
-        )
-        kept = self._branch_name()
-        reused = done = self._resumed(repository, kept)
-        session = repository.writable_session(kept)
-        expect("rewriting chunks", len(self.needed))
-        tell("rewriting chunks", done or 0)
-        while done is None or done < len(self.needed):
-            first = done is None
-            if first:
-                old = zarr.open_array(self.source.store, path=self.path, mode="r")
-                _create(session.store, old, self.layout)
-            numbers = self.needed[done or 0 : (done or 0) + per_round]
-            write = partial(_write, self.source.store, session.fork(), self.path)
-            session.merge(*run(write, [self.scan[number] for number in numbers]))
-            done = (done or 0) + len(numbers)
-            commit = session.commit if first else session.amend
-            commit(message, {"rewrites": self.report.path, _DONE: done})
-            tell("rewriting chunks", done)
-        picked = self.repository.cherry_pick(repository.list_branches()[kept], branch, message)
-        repository.delete_branch(kept)
-        return replace(
-            self.report,
-            snapshot_id=picked,
-            chunks_after=len(self.repository.readonly_session(picked).chunk_refs(self.path)),
-            reused_tasks=reused or 0,
-        )
-
-    def _branch_name(self) -> str:
-        """A branch for this array, layout and cut into boxes."""
-        spans = [span.tolist() for span in self.scan.spans]
-        text = repr((self.report.path, sorted((k, str(v)) for k, v in self.layout.items()), spans))
-        return f"rewrite-chunks/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-    def _resumed(self, repository: Repository, kept: str) -> int | None:
-        """How many boxes are done; None if nothing is, and the branch was made anew."""
-        head = repository.list_branches().get(kept)
-        if head is not None:
-            newest = [*repository.ancestry(kept, limit=2)]
-            if len(newest) == 2 and self._unchanged(newest[1]) and _DONE in newest[0].metadata:
-                return int(newest[0].metadata[_DONE])
-            repository.delete_branch(kept)
-        repository.create_branch(kept, self.source.snapshot_id)
-        return None
-
-    def _unchanged(self, begun: SnapshotInfo) -> bool:
-        """Whether the array is the same as in the snapshot that the rewriting began with."""
-        try:
-            ends = begun.snapshot_id, self.source.snapshot_id
-            diff = self.repository.diff(*ends, symmetric=False)
-        except (InvalidArgumentError, SnapshotExpiredError):
-            return False  # another history
-        nodes = *diff.created, *diff.updated, *diff.deleted, *diff.moved, *diff.moved.values()
-        return self.report.path not in {*nodes, *diff.chunks, *diff.truncated}
 
 
 def _create(store: Any, old: zarr.Array[Any], layout: Mapping[str, Any]) -> None:

@@ -131,8 +131,6 @@ class RewriteReport(Report, Struct, frozen=True, kw_only=True):
         Chunks or shards of the new array; in a dry run, all that there can be.
     tasks : int
         Boxes of cells that are read and written at a time.
-    reused_tasks : int
-        Those that an earlier call had written.
     """
 
     path: str
@@ -145,7 +143,6 @@ class RewriteReport(Report, Struct, frozen=True, kw_only=True):
     reads_per_chunk: float
     chunks_after: int
     tasks: int
-    reused_tasks: int
 
     def _lines(self) -> Iterator[str]:
         shapes = [("chunks", self.chunks), ("shards", self.shards)]
@@ -153,12 +150,11 @@ class RewriteReport(Report, Struct, frozen=True, kw_only=True):
         yield f"{self.path}: {', '.join(what) or 'other codecs'}"
         times = f"{self.reads_per_chunk:.3g} times" if self.reads_per_chunk > 1 else "once"
         done = self.snapshot_id is not None
-        again = f", {self.reused_tasks:,} of them done before" if done and self.reused_tasks else ""
         old, new = ("shards" if shards else "chunks" for shards in self.shards)
         yield (
             f"{'read' if done else 'would read'} {self.chunks_before:,} {old} {times}, "
             f"and {'wrote' if done else 'write'} {self.chunks_after:,} {new}; "
-            f"tasks: {self.tasks:,}{again}"
+            f"tasks: {self.tasks:,}"
         )
 
 
