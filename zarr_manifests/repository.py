@@ -486,7 +486,7 @@ class Repository:
         >>> found = repo.diff("main", "experiment", "a", values=True)
         >>> print(found)
         /a: 1 changed cell in 1 chunk
-          by 2 to 2, on average by 2
+          by 2 to 2
         >>> found.map.tolist()
         [0, 1]
         """

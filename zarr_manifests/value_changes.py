@@ -68,22 +68,14 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Va
     batches = map(compared, batched(due, _AT_ONCE))
     told = counted("comparing chunks", chain.from_iterable(batches), count)
     changed = [(at, one) for at, one in told if one.cells]
-    coordinates, found = [at for at, _ in changed], [one for _, one in changed]
-    numeric = [one for one in found if one.compared]
-    cells = sum(one.compared for one in numeric)
     return ValueChanges(
         absolute(path),
         now.shape,
         now.chunk_shape,
-        np.array(coordinates, np.int64).reshape(len(coordinates), len(now.shape)),
-        np.array([one.cells for one in found], np.int64),
-        min((one.least for one in numeric), default=None),
-        max((one.greatest for one in numeric), default=None),
-        sum(one.total for one in numeric) / cells if cells else None,
-        sum(one.to_nan for one in found),
-        sum(one.from_nan for one in found),
-        int(np.prod(now.shape, dtype=object) - np.prod(shared, dtype=object)),
-        int(np.prod(was.shape, dtype=object) - np.prod(shared, dtype=object)),
+        np.array([at for at, _ in changed], np.int64).reshape(len(changed), len(now.shape)),
+        np.array([one.cells for _, one in changed], np.int64),
+        min((one.least for _, one in changed if one.least is not None), default=None),
+        max((one.greatest for _, one in changed if one.greatest is not None), default=None),
     )
 
 
@@ -144,26 +136,21 @@ class _Changed(Struct, frozen=True):
     """What differs in one chunk; differences are of cells that are numbers on both sides."""
 
     cells: int
-    to_nan: int
-    from_nan: int
-    compared: int = 0
-    least: float = 0.0
-    greatest: float = 0.0
-    total: float = 0.0
+    least: float | None = None
+    greatest: float | None = None
 
 
 def _compared(arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]) -> _Changed:
     old, new = (np.asarray(array[region]) for array in arrays)
-    nan_before, nan_after = _nan(old), _nan(new)
-    changed = np.asarray((old != new) & ~(nan_before & nan_after))
-    numbers = changed & ~nan_before & ~nan_after
-    to_nan, from_nan = nan_after & ~nan_before, nan_before & ~nan_after
-    counts = int(changed.sum()), int(to_nan.sum()), int(from_nan.sum())
+    missing = _nan(old), _nan(new)
+    changed = np.asarray((old != new) & ~(missing[0] & missing[1]))
+    numbers = changed & ~(missing[0] | missing[1])
+    cells = int(changed.sum())
     if not numbers.any() or not all(a.dtype.kind in "biuf" for a in (old, new)):
-        return _Changed(*counts)
+        return _Changed(cells)
     with np.errstate(all="ignore"):
         by = new[numbers].astype(np.float64) - old[numbers].astype(np.float64)
-    return _Changed(*counts, len(by), float(by.min()), float(by.max()), float(by.sum()))
+    return _Changed(cells, float(by.min()), float(by.max()))
 
 
 def _nan(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -33,13 +33,9 @@ def test_values_of_an_array_of_another_shape(repo: Repository) -> None:
         a[4] = 7
         a[0, 0] = 4
     found = repo.diff("main~1", "main", "a", values=True)
-    assert (found.map.tolist(), found.added, found.removed) == (
-        [[1, 0, 0], [0, 0, 0], [0, 0, 0]],
-        6,
-        0,
-    )
+    assert found.map.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
     back = repo.diff("main", "main~1", "a", values=True)
-    assert (back.map.tolist(), back.added, back.removed) == ([[1, 0, 0], [0, 0, 0]], 0, 6)
+    assert back.map.tolist() == [[1, 0, 0], [0, 0, 0]]
 
 
 def test_values_follow_what_is_at_the_path_in_the_newer_version(repo: Repository) -> None:
@@ -60,7 +56,7 @@ def test_values_that_are_no_numbers_are_compared_and_counted() -> None:
     with repo.transaction(message="another day") as store:
         zarr.open_array(store, path="t")[:] = np.array(["2026-01-02"], "M8[s]")
     found = repo.diff("main~1", "main", "t", values=True)
-    assert (found.cells, found.mean, found.map.tolist()) == (1, None, [1])
+    assert (found.cells, found.minimum, found.map.tolist()) == (1, None, [1])
 
 
 def test_what_has_no_values_is_refused(repo: Repository) -> None:

@@ -344,13 +344,10 @@ class ValueChanges(Report, Struct, frozen=True, eq=False):
         Coordinates of the chunks with changed cells, in C order.
     counts : int64[n]
         How many cells have changed in each.
-    minimum, maximum, mean : float or None
+    minimum, maximum : float or None
         Of the differences, new minus old, over the changed cells that are numbers in both versions;
-        None if there are none. Values are as stored: not scaled, and times not decoded.
-    to_nan, from_nan : int
-        Changed cells that are NaN (or not a time) only in the newer version, or only in the older.
-    added, removed : int
-        Cells of only one version, because the array has another shape. They are not compared.
+        None if there are none. Values are as stored: not scaled, and times not decoded. Cells of
+        only one version, because the array has another shape, are not compared.
     """
 
     path: str
@@ -360,11 +357,6 @@ class ValueChanges(Report, Struct, frozen=True, eq=False):
     counts: IndexArray
     minimum: float | None
     maximum: float | None
-    mean: float | None
-    to_nan: int
-    from_nan: int
-    added: int
-    removed: int
 
     @property
     def cells(self) -> int:
@@ -381,11 +373,8 @@ class ValueChanges(Report, Struct, frozen=True, eq=False):
     def _lines(self) -> Iterator[str]:
         chunks = count_text(len(self.chunks), "chunk")
         yield f"{self.path}: {count_text(self.cells, 'changed cell')} in {chunks}"
-        if self.mean is not None:
-            yield f"  by {self.minimum:g} to {self.maximum:g}, on average by {self.mean:g}"
-        facts = [(self.to_nan, "became NaN"), (self.from_nan, "were NaN")]
-        facts += [(self.added, "were added"), (self.removed, "were removed")]
-        yield from (f"  {count:,} {what}" for count, what in facts if count)
+        if self.minimum is not None:
+            yield f"  by {self.minimum:g} to {self.maximum:g}"
 
 
 class Status(_Changes[int], frozen=True):
