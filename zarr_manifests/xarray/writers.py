@@ -16,7 +16,7 @@ import dataclasses
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -35,7 +35,6 @@ from zarr_manifests.engine.commit_changes import checked_message, checked_metada
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
-    ConflictKind,
     InvalidArgumentError,
     NotFoundError,
 )
@@ -71,9 +70,6 @@ from zarr_manifests.xarray.stored_group import (
     located,
     planned_on,
 )
-
-_APPENDED: Final = {ConflictKind.APPEND, ConflictKind.CREATE}
-"""What others have done who appended first, or made the arrays."""
 
 
 def write(
@@ -179,8 +175,8 @@ def write(
         not fit: beyond the range of a packing or a type, NaN without a missing value, fractions in
         integers, texts that are too long.
     ConflictError
-        If others have committed to the same chunks or metadata in the meantime, or two tasks wrote
-        to the same chunk.
+        If others have committed to the same chunks or metadata in the meantime, of an append
+        again and again; or if two tasks wrote to the same chunk.
     TransactionAlreadyCommitted, TransactionGapError
         If the step was written before, or is not the next one, as for `Session.commit`.
     ValueError
@@ -217,31 +213,23 @@ def write(
     message = _said_of(parts) if message is None else checked_message(message)
     metadata = checked_metadata({} if metadata is None else metadata)
     step = txn_of(txn)
-    appends = append_dim is not None
 
     def into(repository: Repository) -> str:
-        tried: list[PreparedPart] = []
-        conflict: ConflictError | None = None
         attempts = 0
         while True:
             attempts += 1
             session = repository.writable_session(branch)
             commits_of(session).begin(step)
-            if appends:
+            if append_dim is not None:
                 commits_of(session).relocate_appends(append_dim)
-            due = _prepared(parts, session)
-            if conflict is not None:
-                most = repository.config.commits.attempts
-                if attempts > most or not _goes_on(conflict, on_existing, tried, due):
-                    raise conflict
-            for each in due:
+            for each in _prepared(parts, session):
                 put(each, session, scheduler)
             try:
                 return _commit(session, message, metadata, step)
-            except ConflictError as error:
-                if not appends:
+            except ConflictError:
+                # An append is planned anew, on top of what came first.
+                if append_dim is None or attempts > repository.config.commits.attempts:
                     raise
-                tried, conflict = due, error
 
     only_there = region is not None or mode == "r+" or branch != "main"
     return write_into(target_of(location, storage_options), config, into, make=not only_there)
@@ -338,24 +326,6 @@ def _prepared(parts: Sequence[DatasetPart], session: Session | Fork) -> list[Pre
     node = contents_of(session.store).node
     due = [part for part in parts if not part.only_group or node(part.group) is None]
     return [prepare(part, session.store) for part in due]
-
-
-def _goes_on(
-    conflict: ConflictError, on_existing: OnExisting, *plans: Sequence[PreparedPart]
-) -> bool:
-    """Whether an append that met a conflict is made again, given what was and what is planned.
-
-    Skipped and replaced rows keep their places whatever came first; other rows are appended behind
-    what others have appended.
-    """
-    if conflict.conflicts and {one.kind for one in conflict.conflicts} <= _APPENDED:
-        return True
-    before, now = (
-        {each.part.group: each.planned.start for each in parts if each.planned is not None}
-        for parts in plans
-    )
-    groups = before.keys() & now.keys()
-    return any(on_existing != "error" or before[each] != now[each] for each in groups)
 
 
 def _commit(session: Session, message: str, metadata: Mapping[str, Any], txn: Txn | None) -> str:
