@@ -8,7 +8,7 @@ holds fewer than 2**62 coordinates, so linear indexes and their differences fit 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import le, lt
 from typing import Final
 
@@ -230,33 +230,22 @@ class Box(Struct, frozen=True, array_like=True):
             rest = rest - at * step
         return carried
 
-    def meets(self, other: Box, first: IndexArray, last: IndexArray) -> npt.NDArray[np.bool_]:
-        """Which ranges of linear indexes, both bounds included, have a coordinate of `other`.
+    def pieces(self, most: int) -> Iterator[Box]:
+        """Boxes of at most `most` coordinates, or of one, that are cut along its first axes.
 
         Examples
         --------
-        >>> import numpy as np
         >>> from zarr_manifests.grid import Box
-        >>> first, last = np.array([0, 20, 22]), np.array([19, 21, 30])
-        >>> Box((0, 0), (9, 4)).meets(Box((5, 1), (6, 2)), first, last)
-        array([False,  True, False])
+        >>> [(box.lo, box.hi) for box in Box((0, 2), (2, 5)).pieces(2)]
+        [((0, 2), (1, 3)), ((0, 3), (1, 5)), ((1, 2), (2, 3)), ((1, 3), (2, 5))]
         """
-        return np.asarray(self._before(other, last + 1) > self._before(other, first))
-
-    def _before(self, other: Box, index: IndexArray) -> IndexArray:
-        """How many coordinates of `other` in this box have a linear index below each of these."""
-        lo, hi = tuple(map(max, self.lo, other.lo)), tuple(map(min, self.hi, other.hi))
-        shape = tuple(max(b - a, 0) for a, b in zip(lo, hi, strict=True))
-        found, inside = np.zeros(len(index), np.int64), np.ones(len(index), np.bool_)
-        rest, strides = np.array(index), self.strides()
-        for axis, step in enumerate(strides):
-            at = rest // step
-            rest = rest - at * step
-            at = at + (self.lo[axis] - lo[axis])
-            behind = math.prod(shape[axis + 1 :])
-            found += np.where(inside, np.clip(at, 0, shape[axis]) * behind, 0)
-            inside &= (at >= 0) & (at < shape[axis])
-        return found
+        axis = next((axis for axis, side in enumerate(self.shape) if side > 1), None)
+        if axis is None or self.size <= most:
+            yield self
+            return
+        middle = (self.lo[axis] + self.hi[axis]) // 2
+        yield from Box(self.lo, (*self.hi[:axis], middle, *self.hi[axis + 1 :])).pieces(most)
+        yield from Box((*self.lo[:axis], middle, *self.lo[axis + 1 :]), self.hi).pieces(most)
 
     @staticmethod
     def around(boxes: Iterable[Box]) -> Box:

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -50,14 +49,12 @@ from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.engine.workspace import INTERRUPTED, Workspace
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
-from zarr_manifests.runtime import setting
 
 if TYPE_CHECKING:
     from zarr_manifests.store import ManifestStore
 
 type Results = tuple[GetResult, ...]
 type _Values = npt.NDArray[Any]
-type _Watch = Callable[[Coords, _Values], object]
 
 _GAP_BYTES: Final = 64 * 1024
 _SPAN_BYTES: Final = 1024**2
@@ -77,7 +74,6 @@ _MOST_KEPT_BYTES: Final = 8 * 1024**2
 _ROOMS: Final[list[npt.NDArray[np.uint8]]] = []
 _STEP_BYTES: Final = 1024**2
 """Bytes that are merged and encoded at a time: a processor's cache holds them."""
-_WATCH: Final[ContextVar[_Watch | None]] = ContextVar("zarr_manifests_watch", default=None)
 
 
 class LazyPath(StorePath):
@@ -402,16 +398,6 @@ def _run_all[Item](
 # --- writing ---------------------------------------------------------------------------------
 
 
-def watched(watch: _Watch) -> AbstractContextManager[None]:
-    """In the block, have `watch` called with each chunk that is written wholly and in bulk.
-
-    It gets the chunk's coordinates and contiguous values just before these are encoded, which then
-    finds them in the processor's cache. It is called from several threads, and for no chunk that
-    is written otherwise.
-    """
-    return setting(_WATCH, watch)
-
-
 def write_batch(
     workspace: Workspace,
     batch: Batch,
@@ -473,7 +459,6 @@ class _PartWriter:
         self._workspace, self._batch, self._decoder = workspace, batch, decoder
         self._transform, self._at, self._corner = transform, at, corner
         self._step = max(_STEP_BYTES // batch.chunk_bytes, 1)
-        self._watch = _WATCH.get()
 
     def put(self, part: range, *, in_loop: bool) -> None:
         """Write these chunks."""
@@ -483,7 +468,7 @@ class _PartWriter:
             if values is None:
                 values = np.empty((len(rows), *batch.spec.shape), batch.cells.dtype)
                 self._fill(rows, values)
-            encoded += self._encoded(self._shown(rows, values))
+            encoded += self._encoded(values)
         self._workspace.set_chunks(*self._keys(part), encoded, in_loop=in_loop)
 
     def put_pack(self, part: range) -> None:
@@ -498,8 +483,7 @@ class _PartWriter:
                 here = slice(rows.start - part.start, rows.stop - part.start)
                 if lying is None:
                     self._fill(rows, values[here])
-                seen = self._shown(rows, values[here])
-                empty += [here.start + i for i in _empty(seen, self._batch)]
+                empty += [here.start + i for i in _empty(values[here], self._batch)]
                 checksums[here] = crc32c_of_each(list(chunks[here]))
             keys, at = self._keys(part)
             if empty or not at.in_order:
@@ -522,16 +506,6 @@ class _PartWriter:
         back = np.argsort(decoder.order) + 1
         values = room.view(decoder.stored).reshape(number, *shape)
         return values.transpose(0, *back.tolist())
-
-    def _shown(self, rows: range, values: _Values) -> _Values:
-        """The values, contiguous if somebody watches, who has then seen the whole chunks."""
-        if self._watch is None:
-            return values
-        values = np.ascontiguousarray(values)
-        for row, chunk in zip(rows, values, strict=True):
-            if self._batch.complete[row]:
-                self._watch(tuple(self._at.coords[row].tolist()), chunk)
-        return values
 
     def _steps(self, part: range) -> list[range]:
         return [part[i : i + self._step] for i in range(0, len(part), self._step)]

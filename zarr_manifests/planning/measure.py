@@ -1,6 +1,6 @@
 """Bounds, counts and sums of the chunks of a block of values.
 
-Small chunks are measured together, and large ones piece by piece, so that values are read from the
+Small chunks are measured together, and large ones one by one, so that values are read from the
 processor's cache after the first pass. Most take three passes, for the smallest value, the largest
 one and the sum. Only where the first two show that values may be missing, further passes count them
 and leave them out.
@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,32 +30,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.format.zone_maps import HASH_BYTES, NO_SUM, Bounds, Weighted, sum_type
-from zarr_manifests.grid import Box, Coords, IndexArray, grid_clips, grid_shape
+from zarr_manifests.grid import Box, Coords, IndexArray, clipped_cells, grid_clips, grid_shape
 
 type _Values = npt.NDArray[Any]
-type _Room = npt.NDArray[np.uint8]
 
 _MOST_SUM: Final = 2**62
 _SLAB: Final = 2**17
-"""Number of values in chunks that are measured together."""
-LARGE_BYTES: Final = 2**18
-"""Chunks that are larger are measured one by one."""
-PIECE_BYTES: Final = 2**20
-"""Large chunks are measured in pieces of so many bytes, which a processor's cache holds.
-
-Smaller pieces take longer: each means more calls, and turns for other threads.
-"""
+"""Number of values in chunks that are measured together; larger chunks are measured one by one."""
 _quiet: Final = np.errstate(invalid="ignore", over="ignore")
 """A sum may be of infinities of both signs, or too large."""
 _FEW: Final = 32
-"""Chunks with at most so many values in a row are reduced column by column, which is faster."""
+"""Runs of at most so many neighbouring values are reduced column by column, which is faster."""
 
 
 def measure(
     values: _Values,
     chunk_shape: Sequence[int],
     missing: _Values,
-    room: _Room | None = None,
     *,
     weights: CellWeights | None = None,
     at: Coords | None = None,
@@ -74,9 +65,6 @@ def measure(
         Shape of a chunk.
     missing : array
         The values that are missing, besides NaN and NaT, as `Meaning.missing`.
-    room : uint8[PIECE_BYTES], optional
-        Memory to use. New memory often has no pages yet, and to get these takes longer than to
-        measure a chunk.
     weights : CellWeights, optional
         Those of the block, of numbers; with `at`, the coordinates of its first chunk, those of the
         array.
@@ -98,42 +86,33 @@ def measure(
         return _measured_texts(values, chunk_shape, missing)
     if not values.ndim:
         values, chunk_shape = values.reshape(1), (1,)
-    found = _measured_block(values, chunk_shape, missing, room)
+    found = _measured_block(values, chunk_shape, missing)
     if weights is None and not deviations:
         return found
     how: Any = {"deviations": deviations, "some": bool(found.missing.any())}
     return replace(found, **_declared(values, chunk_shape, missing, weights, at, **how))
 
 
-def _measured_block(
-    values: _Values, chunk_shape: Sequence[int], missing: _Values, room: _Room | None
-) -> Bounds:
+def _measured_block(values: _Values, chunk_shape: Sequence[int], missing: _Values) -> Bounds:
     clips = grid_clips(values.shape, chunk_shape)
-    axes = _in_memory(values)
+    cells = clipped_cells(clips, chunk_shape)
+    # Values are read fast in the order in which they lie in memory.
+    axes = sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
     values, chunk_shape = values.transpose(axes), [chunk_shape[axis] for axis in axes]
     dtype, number, marks = _numbers(values.dtype, missing)
-    grid = grid_shape(values.shape, chunk_shape)
-    if math.prod(grid) == 1:
-        block = values.astype(dtype, copy=False).view(number)
-        columns = [np.array([one]) for one in (*_measured_chunk(block, marks, room), values.size)]
-    else:
-        columns = [np.empty(grid, of) for of in (number, number, "i8", "i8", _adds(number), "i8")]
-        for place, sizes in _alike(values.shape, chunk_shape):
-            columns[-1][place] = whole = math.prod(sizes)
-            is_large = whole * number.itemsize > LARGE_BYTES
-            for at in _slabs(place, 1 if is_large else _SLAB // whole):
-                starts = [part.start * n for part, n in zip(at, chunk_shape, strict=True)]
-                block = values[_inside(starts, at, sizes)].astype(dtype, copy=False).view(number)
-                found: tuple[_Values | int, ...]
-                if is_large:
-                    found = _measured_chunk(block, marks, room)
-                else:
-                    found = _measured(*_split(block, sizes), marks)
-                for column, one in zip(columns, found, strict=False):
-                    column[at] = np.reshape(one, column[at].shape) if np.ndim(one) else one
-        back = [axes.index(axis) for axis in range(len(axes))]
-        columns = [column.transpose(back).ravel() for column in columns]
-    return _bounds(dtype, clips, *columns)
+    grid = Box((0,) * values.ndim, grid_shape(values.shape, chunk_shape))
+    columns = [np.empty(grid.hi, of) for of in (number, number, "i8", "i8", _adds(number))]
+    for box in grid.pieces(_SLAB // max(math.prod(chunk_shape), 1)):
+        sides = [*zip(box.lo, box.hi, chunk_shape, strict=True)]
+        block = values[tuple(slice(lo * chunk, hi * chunk) for lo, hi, chunk in sides)]
+        block = block.astype(dtype, copy=False).view(number)
+        place, sizes = tuple(slice(lo, hi) for lo, hi, _ in sides), chunk_shape
+        if box.size == 1:  # which is faster as one row, also if that is a copy
+            block, sizes = block.ravel(), [block.size]
+        for column, found in zip(columns, _measured(block, sizes, marks), strict=True):
+            column[place] = found
+    back = [axes.index(axis) for axis in range(len(axes))]
+    return _bounds(dtype, clips, cells, *(one.transpose(back).ravel() for one in columns))
 
 
 def _adds(number: np.dtype[Any]) -> np.dtype[Any]:
@@ -144,14 +123,14 @@ def _adds(number: np.dtype[Any]) -> np.dtype[Any]:
 def _bounds(
     dtype: np.dtype[Any],
     clips: IndexArray,
+    cells: IndexArray,
     low: _Values,
     high: _Values,
     gone: IndexArray,
     nan: IndexArray,
     sums: _Values,
-    cells: IndexArray,
 ) -> Bounds:
-    """Columns of one row for each chunk."""
+    """One row for each chunk."""
     bounded = gone < cells
     kind = sum_type(dtype)
     if kind is None or dtype.kind == "f":
@@ -296,112 +275,6 @@ def _summed(
     return np.add.reduceat(values, starts, axis=axis, dtype=np.float64)
 
 
-class Extent(NamedTuple):
-    """Bounds, counts and sum of one chunk.
-
-    Parameters
-    ----------
-    low, high : number
-        Bounds of the values that are not missing; nothing, if there are none.
-    missing, nan : int
-        As in `Bounds`.
-    sum : number
-        Sum of the values that are not missing; wrapped around, where it is too large.
-    cells : int
-        Number of all cells.
-    """
-
-    low: Any
-    high: Any
-    missing: int
-    nan: int
-    sum: Any
-    cells: int
-
-
-class ChunkMeasures:
-    """Bounds and counts of chunks without padding, which any thread adds one by one.
-
-    Beside the passes over its values, a chunk takes less time than with `measure`.
-
-    Parameters
-    ----------
-    dtype : dtype
-        The chunks' type, not of texts.
-    missing : array
-        As in `measure`.
-    weights : CellWeights, optional
-        Those of the array.
-    deviations : bool
-        Whether to measure these, too.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from zarr_manifests.planning.measure import ChunkMeasures
-    >>> found = ChunkMeasures(np.dtype("i2"), np.array([-9], "i2"))
-    >>> found.add((3,), np.array([-9, 7], "i2")).missing
-    1
-    >>> _ = found.add((2,), np.array([3, 1], "i2"))
-    >>> box, index, bounds = found.rows()
-    >>> len(found), box.lo, index.tolist(), bounds.low.tolist(), bounds.missing.tolist()
-    (2, (2,), [0, 1], [1, 7], [0, 1])
-    """
-
-    def __init__(
-        self,
-        dtype: np.dtype[Any],
-        missing: _Values,
-        weights: CellWeights | None = None,
-        *,
-        deviations: bool = False,
-    ) -> None:
-        self._dtype, self._number, self._marks = _numbers(dtype, missing)
-        self._found: dict[Coords, Extent] = {}
-        self._missing, self._weights, self._deviations = missing, weights, deviations
-        self._declared: dict[Coords, dict[str, Any]] = {}
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def add(self, coords: Coords, chunk: _Values, room: _Room | None = None) -> Extent:
-        """Measure the chunk at these coordinates; `room` as in `measure`."""
-        values = chunk.astype(self._dtype, copy=False).view(self._number)
-        if not values.flags.c_contiguous:
-            values = values.transpose(_in_memory(values))
-        found = Extent(*_measured_chunk(values, self._marks, room), values.size)
-        self._found[coords] = found
-        if self._weights is not None or self._deviations:
-            how: Any = {"deviations": self._deviations, "some": found.missing > 0}
-            of_chunk = chunk, chunk.shape, self._missing, self._weights, coords
-            self._declared[coords] = _declared(*of_chunk, **how)
-        return found
-
-    def rows(self) -> tuple[Box, IndexArray, Bounds]:
-        """A box around the chunks, their linear indexes in it, and their bounds.
-
-        They are in C order; there is at least one.
-        """
-        every = sorted(self._found)
-        number, count = self._number, np.dtype(np.int64)
-        kinds = (number, number, count, count, _adds(number), count)
-        columns = zip(*(self._found[at] for at in every), strict=True)
-        found = [np.array(one, kind) for one, kind in zip(columns, kinds, strict=True)]
-        coords = np.array(every, np.int64).reshape(len(every), -1)
-        box = Box(tuple(coords.min(0).tolist()), tuple((coords.max(0) + 1).tolist()))
-        bounds = _bounds(self._dtype, np.zeros(len(every), np.int64), *found)
-        more = [self._declared[at] for at in every if at in self._declared]
-        if self._weights is not None:
-            both = (
-                np.concatenate([getattr(one["weighted"], name) for one in more])
-                for name in ("sums", "weights")
-            )
-            bounds = replace(bounds, weighted=Weighted(self._weights.digest, *both))
-        if self._deviations:
-            bounds = replace(bounds, squares=np.concatenate([one["squares"] for one in more]))
-        return box, box.ravel(coords), bounds
-
-
 def _numbers(
     dtype: np.dtype[Any], missing: _Values
 ) -> tuple[np.dtype[Any], np.dtype[Any], _Values]:
@@ -412,11 +285,6 @@ def _numbers(
     if dtype.kind in "mM":
         marks = np.append(marks, np.iinfo(np.int64).min)  # NaT
     return dtype, number, marks
-
-
-def _in_memory(values: _Values) -> list[int]:
-    """The axes in memory order, in which values are read fast."""
-    return sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
 
 
 def _measured_texts(values: _Values, chunk_shape: Sequence[int], missing: _Values) -> Bounds:
@@ -432,168 +300,75 @@ def _measured_texts(values: _Values, chunk_shape: Sequence[int], missing: _Value
     return Bounds(low, high, found.bounded, found.missing, found.nan, none, found.clip)
 
 
-def _alike(
-    shape: Sequence[int], chunk_shape: Sequence[int]
-) -> Iterator[tuple[tuple[slice, ...], tuple[int, ...]]]:
-    """The parts of a grid in which chunks have the same shape, and that shape without padding."""
-    axes = []
-    for size, chunk in zip(shape, chunk_shape, strict=True):
-        whole, rest = divmod(size, chunk) if chunk else (0, 0)
-        parts = [(slice(0, whole), chunk), (slice(whole, whole + 1), rest)]
-        axes.append([(at, n) for at, n in parts if n and at.stop > at.start])
-    for one in product(*axes):
-        yield tuple(at for at, _ in one), tuple(n for _, n in one)
-
-
-def _slabs(place: Sequence[slice], room: int) -> Iterator[tuple[slice, ...]]:
-    """Boxes of at most `room` chunks, or of one."""
-    counts = [part.stop - part.start for part in place]
-    steps = [1] * len(counts)
-    for axis in reversed(range(len(counts))):
-        steps[axis] = max(1, min(room, counts[axis]))
-        room = room // steps[axis] if steps[axis] == counts[axis] else 0
-    ranges = [range(p.start, p.stop, step) for p, step in zip(place, steps, strict=True)]
-    for starts in product(*ranges):
-        parts = zip(starts, steps, place, strict=True)
-        yield tuple(slice(first, min(first + step, p.stop)) for first, step, p in parts)
-
-
-def _inside(starts: Sequence[int], at: Sequence[slice], sizes: Sequence[int]) -> tuple[slice, ...]:
-    """The cells of a slab that starts there."""
-    parts = zip(starts, at, sizes, strict=True)
-    return tuple(slice(first, first + (part.stop - part.start) * n) for first, part, n in parts)
-
-
 @_quiet
 def _measured(
-    values: _Values, axes: Sequence[int], marks: _Values, *, has_nan: bool = False
+    values: _Values, chunk_shape: Sequence[int], marks: _Values, *, has_nan: bool = False
 ) -> tuple[_Values, _Values, _Values | int, _Values | int, _Values]:
-    """Least and greatest value, number of missing values and of NaN, and sum, along these axes.
+    """Least and greatest value, number of missing values and of NaN, and sum, of each chunk.
 
     Where all values are missing, the first two mean nothing. `has_nan` says that there may be NaN.
     """
-    low = _reduced(np.fmin if has_nan else np.minimum, values, axes)
+    low = _reduced(np.fmin if has_nan else np.minimum, values, chunk_shape)
     if not has_nan and values.dtype.kind == "f" and np.isnan(low).any():
-        return _measured(values, axes, marks, has_nan=True)
-    high = _reduced(np.fmax if has_nan else np.maximum, values, axes)
+        return _measured(values, chunk_shape, marks, has_nan=True)
+    high = _reduced(np.fmax if has_nan else np.maximum, values, chunk_shape)
     seen = [mark for mark in marks if ((low <= mark) & (mark <= high)).any()]
     absent = [values == mark for mark in seen]
     nan: _Values | int = 0
     if has_nan:
         absent.append(np.isnan(values))
-        nan = _counted(absent[-1], axes)
+        nan = _counted(absent[-1], chunk_shape)
+    adds = _adds(values.dtype)
     if not absent:
-        return low, high, 0, 0, _added(values, axes)
+        return low, high, 0, 0, _reduced(np.add, values, chunk_shape, adds)
     missing = np.asarray(functools.reduce(np.logical_or, absent))
     if any((low == mark).any() or (high == mark).any() for mark in seen):
         rests = zip((np.fmin, np.fmax), _without(values, missing), strict=True)
-        low, high = (_reduced(how, rest, axes) for how, rest in rests)
+        low, high = (_reduced(how, rest, chunk_shape) for how, rest in rests)
         if values.dtype.kind == "i":
             top = np.iinfo(values.dtype).min
             low, high = (end.view(values.dtype) ^ top for end in (low, high))
-    return low, high, _counted(missing, axes), nan, _added(_zeroed(values, missing), axes)
+    sums = _reduced(np.add, _zeroed(values, missing), chunk_shape, adds)
+    return low, high, _counted(missing, chunk_shape), nan, sums
 
 
-@_quiet
-def _measured_chunk(
-    chunk: _Values, marks: _Values, room: _Room | None
-) -> tuple[Any, Any, int, int, Any]:
-    """The same of one chunk, in few steps: between other work, each takes long."""
-    least: Any = None
-    most: Any = None
-    adds = _adds(chunk.dtype)
-    total = adds.type(0)
-    gone = nan = seen = empty = 0
-    for part in _pieces(chunk, room):
-        # Where one piece has NaN, so has the next, most likely.
-        low: Any = np.nan if empty else np.minimum.reduce(part)
-        has_nan = low != low  # NaN passes on
-        high: Any = low if has_nan else np.maximum.reduce(part)
-        if has_nan or any(low <= mark <= high for mark in marks):
-            low, high, *counts, added = _measured(part, [0], marks, has_nan=bool(has_nan))
-            missing, empty = map(int, counts)
-        else:
-            missing, empty, added = 0, 0, np.add.reduce(part, dtype=adds)
-        if least is None or missing < part.size:
-            known = least is not None and gone < seen
-            least = min(least, low) if known else low
-            most = max(most, high) if known else high
-        gone, nan, seen = gone + missing, nan + empty, seen + part.size
-        total = total + added
-    return least, most, gone, nan, total
+def _reduced(
+    how: np.ufunc, values: _Values, chunk_shape: Sequence[int], dtype: np.dtype[Any] | None = None
+) -> _Values:
+    """Reduce the values of each chunk to one; the last chunks may be shorter.
 
-
-def _pieces(chunk: _Values, room: _Room | None) -> Iterator[_Values]:
-    """The values in rows of at most `PIECE_BYTES`; each may be gone when the next is made.
-
-    They are copied where they are not contiguous.
+    The last axis comes at the end, when the fewest values are left of it.
     """
-    most = PIECE_BYTES // chunk.itemsize
-    if chunk.flags.c_contiguous:
-        row = chunk.reshape(-1)
-        yield from (row[at : at + most] for at in range(0, row.size, most))
-        return
-    width = math.prod(chunk.shape[1:])
-    step = most // width
-    if not step:
-        for part in chunk:
-            yield from _pieces(part, room)
-        return
-    if room is None:
-        room = np.empty(PIECE_BYTES, np.uint8)
-    row = room[: step * width * chunk.itemsize].view(chunk.dtype)
-    copied = row.reshape(step, *chunk.shape[1:])
-    for at in range(0, len(chunk), step):
-        part = chunk[at : at + step]
-        copied[: len(part)] = part
-        yield row[: len(part) * width]
+    for axis, chunk in enumerate(chunk_shape):
+        if chunk > 1:
+            values = _reduced_along(how, values, axis, chunk, dtype)
+    return values
 
 
-def _split(block: _Values, sizes: Sequence[int]) -> tuple[_Values, list[int]]:
-    """A block with axes for chunks and for cells apart, and which axes are of cells.
-
-    Neighbouring axes of one kind are joined. This copies a single chunk that is not contiguous,
-    which is faster than to reduce it as it lies.
-    """
-    parts: list[tuple[int, bool]] = []
-    for size, chunk in zip(block.shape, sizes, strict=True):
-        for length, inside in ((size // chunk, False), (chunk, True)):
-            if length > 1 and parts and parts[-1][1] == inside:
-                parts[-1] = parts[-1][0] * length, inside
-            elif length > 1:
-                parts.append((length, inside))
-    view = block.reshape([length for length, _ in parts])
-    return view, [axis for axis, (_, inside) in enumerate(parts) if inside]
-
-
-def _reduced(how: np.ufunc, values: _Values, axes: Sequence[int]) -> _Values:
-    """Reduce the axes, the last one at the end, when the fewest values are left of it."""
-    for done, axis in enumerate(axes):
-        at = axis - done
-        few = at == values.ndim - 1 and values.ndim > 1 and values.shape[at] <= _FEW
-        if few:
-            out = values[..., 0].copy()
-            for column in range(1, values.shape[at]):
-                how(out, values[..., column], out=out)
-            values = out
-        else:
-            values = how.reduce(values, axis=at)
-    return np.asarray(values)
+def _reduced_along(
+    how: np.ufunc, values: _Values, axis: int, chunk: int, dtype: np.dtype[Any] | None
+) -> _Values:
+    before, size, behind = values.shape[:axis], values.shape[axis], values.shape[axis + 1 :]
+    count, rest = divmod(size, chunk)
+    place = (slice(None),) * axis
+    runs = values[(*place, slice(size - rest))].reshape(*before, count, chunk, *behind)
+    if chunk <= _FEW and not behind:
+        found = runs[..., 0].astype(dtype or values.dtype)
+        for column in range(1, chunk):
+            how(found, runs[..., column], out=found)
+    else:
+        found = how.reduce(runs, axis=axis + 1, dtype=dtype)
+    if not rest:
+        return found
+    last = values[(*place, slice(size - rest, None))]
+    last = how.reduce(last, axis=axis, dtype=dtype, keepdims=True)
+    return np.concatenate([found, last], axis=axis)
 
 
-def _added(values: _Values, axes: Sequence[int]) -> _Values:
-    return np.asarray(np.add.reduce(values, axis=tuple(axes), dtype=_adds(values.dtype)))
-
-
-def _counted(where: npt.NDArray[np.bool_], axes: Sequence[int]) -> _Values:
-    """How many are true; sums are as narrow as they can be, which is faster."""
-    if where.ndim == len(axes):
-        return np.asarray(np.count_nonzero(where))
-    counts, most = where.view(np.uint8), 1
-    for done, axis in enumerate(axes):
-        most *= counts.shape[axis - done]
-        counts = np.add.reduce(counts, axis=axis - done, dtype=np.min_scalar_type(most))
-    return counts
+def _counted(where: npt.NDArray[np.bool_], chunk_shape: Sequence[int]) -> _Values:
+    """How many of each chunk are true; sums are as narrow as they can be, which is faster."""
+    most = np.min_scalar_type(math.prod(chunk_shape))
+    return _reduced(np.add, where.view(np.uint8), chunk_shape, most)
 
 
 def _zeroed(values: _Values, missing: npt.NDArray[np.bool_]) -> _Values:

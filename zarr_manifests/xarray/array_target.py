@@ -15,14 +15,11 @@ fills the rest of it with the fill value. In a shard, what Zarr keeps beyond the
 
 from __future__ import annotations
 
-import math
 import os
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from types import EllipsisType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import zarr
@@ -30,21 +27,14 @@ from msgspec.structs import replace
 from xarray.backends.common import ArrayWriter
 
 from zarr_manifests.bulk import use_bulk, write_here
-from zarr_manifests.bulk.batch import watched
 from zarr_manifests.engine.change_set import ChangeSet, ForkState
 from zarr_manifests.engine.chunk_statistics import cell_weights, record_zones
 from zarr_manifests.engine.forks import freeze, merge_forks, revive
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.zone_maps import Bounds
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.meaning import Meaning
-from zarr_manifests.planning.measure import (
-    LARGE_BYTES,
-    PIECE_BYTES,
-    CellWeights,
-    ChunkMeasures,
-    measure,
-)
+from zarr_manifests.planning.measure import CellWeights, measure
 from zarr_manifests.repositories import let_others_open
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
@@ -75,7 +65,7 @@ class ArrayTarget:
         node = self._workspace.contents.array_at(array.path)
         self.meaning, self._meta = Meaning.of(node.documents), node.array_meta
         self._measures = statistics and self.meaning.measurable and self.meaning.lossless
-        self._measured: list[tuple[Box, IndexArray, Bounds]] = []
+        self._measured: list[tuple[Box, Bounds]] = []
         self._pads = array.shards is None  # to the edge of a chunk
 
     @property
@@ -92,38 +82,21 @@ class ArrayTarget:
         return type(self).__name__, self.array.path, id(self)
 
     def __setitem__(self, place: Place, values: Any) -> None:
-        """Write encoded values, and measure them.
-
-        Large chunks are measured just before they are encoded, if they are written in bulk.
-        """
+        """Write encoded values, and measure them."""
         block, box, whole = self._filled(place, values)
+        write_here(self.array, place, block)
         if box is None:
-            write_here(self.array, place, block)
             return
-        meaning, chunk_shape = self.meaning, self._meta.chunk_shape
-        weights = self._weights if self.is_weighted else None
-        how: Any = {"deviations": meaning.deviations}
-        found = ChunkMeasures(meaning.dtype, meaning.missing, weights, **how)
-        watch = watched(lambda at, chunk: found.add(at, meaning.compared(chunk)))
-        with watch if self._are_large(box) else nullcontext():
-            write_here(self.array, place, block)
-        if len(found) == box.size:
-            self._measured.append(found.rows())
-            return
-        values = meaning.compared(whole)
-        how |= {"weights": weights, "at": box.lo}
-        bounds = measure(values, chunk_shape, meaning.missing, _ROOM.data, **how)
-        self._measured.append((box, np.arange(box.size, dtype=np.int64), bounds))
-
-    def _are_large(self, box: Box) -> bool:
-        """Whether each chunk is large, and wholly inside the array.
-
-        Those are measured one by one; others are many, and measured faster together.
-        """
-        sides = zip(box.hi, self._meta.chunk_shape, self._meta.shape, strict=True)
-        nbytes = math.prod(self._meta.chunk_shape) * self._dtype.itemsize
-        large = nbytes > LARGE_BYTES and self._dtype.kind not in "SU"
-        return large and all(hi * n <= size for hi, n, size in sides)
+        meaning = self.meaning
+        bounds = measure(
+            meaning.compared(whole),
+            self._meta.chunk_shape,
+            meaning.missing,
+            weights=self._weights if self.is_weighted else None,
+            at=box.lo,
+            deviations=meaning.deviations,
+        )
+        self._measured.append((box, bounds))
 
     def _filled(self, place: Place, values: Any) -> tuple[Any, Box | None, Any]:
         """The values as they are stored, the chunks that they fill, and the values of these."""
@@ -153,22 +126,12 @@ class ArrayTarget:
         measured, self._measured = self._measured, []
         if not measured:
             return
-        around = Box.around(box for box, _, _ in measured)
-        index = np.concatenate([box.carried(rows, around) for box, rows, _ in measured])
+        around = Box.around(box for box, _ in measured)
+        index = np.concatenate([box.carried(np.arange(box.size), around) for box, _ in measured])
         order = np.argsort(index)
-        joined = Bounds.joined([bounds for _, _, bounds in measured]).take(order)
+        joined = Bounds.joined([bounds for _, bounds in measured]).take(order)
         where = self._workspace, self.array.path, around, self.meaning.digest
         record_zones(*where, joined, index[order])
-
-
-class _Room(threading.local):
-    """Memory that each thread keeps to measure in."""
-
-    def __init__(self) -> None:
-        self.data = np.empty(PIECE_BYTES, np.uint8)
-
-
-_ROOM: Final = _Room()
 
 
 class DatasetWriter(ArrayWriter):

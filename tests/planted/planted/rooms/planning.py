@@ -137,8 +137,8 @@ FAULTS = [
     Fault(
         "nan-is-added-up",
         "planning/measure.py",
-        "        if has_nan or any(low <= mark <= high for mark in marks):",
-        "        if any(low <= mark <= high for mark in marks):",
+        "        absent.append(np.isnan(values))\n",
+        "        absent.append(np.zeros(values.shape, np.bool_))\n",
     ),
     Fault(
         "marks-of-missing-values-change-nothing",

@@ -17,7 +17,7 @@ from effort import examples
 from zarr_manifests.format.zone_maps import NO_SUM
 from zarr_manifests.grid import clipped_cells, grid_shape
 from zarr_manifests.planning import measure as module
-from zarr_manifests.planning.measure import PIECE_BYTES, ChunkMeasures, measure
+from zarr_manifests.planning.measure import measure
 
 DTYPES = ("f2", "f4", ">f4", "f8", "i1", ">i2", "i4", "i8", "u1", "u8", "?", "M8[s]", "m8[ns]")
 TEXTS = ("U3", ">U2", "S3")
@@ -87,16 +87,13 @@ def blocks(draw: Any) -> tuple[Any, ...]:
 @given(
     blocks(),
     st.sampled_from([1, 4, 2**17]),
-    st.sampled_from([8, 40, 2**18]),
     st.sampled_from([0, 32]),
 )
 def test_chunks_are_measured_as_loops_measure_them(
-    block: tuple[Any, ...], slab: int, piece: int, few: int
+    block: tuple[Any, ...], slab: int, few: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SLAB", slab)
-        patch.setattr(module, "PIECE_BYTES", piece)
-        patch.setattr(module, "LARGE_BYTES", piece)
         patch.setattr(module, "_FEW", few)
         found = measure(*block)
     columns = (found.missing, found.nan, found.clip)
@@ -115,49 +112,3 @@ def test_chunks_are_measured_as_loops_measure_them(
                 low, high = low.encode(), high.encode()
             assert (found.low[row], found.high[row]) == (low, high)
     assert len(found.bounded) == len(slowly(*block))
-
-
-@settings(max_examples=examples(200))
-@given(
-    blocks().filter(lambda block: block[0].dtype.kind not in "US"),
-    st.sampled_from([8, 40, 2**18]),
-    st.booleans(),
-    st.randoms(use_true_random=False),
-)
-def test_chunks_are_measured_one_by_one_as_loops_measure_them(
-    block: tuple[Any, ...], piece: int, has_room: bool, random: Any
-) -> None:
-    values, chunk_shape, marks = block
-    first = tuple(range(3, 3 + values.ndim))
-    grid = [n // c for n, c in zip(values.shape, chunk_shape, strict=True)]
-    every = [*itertools.product(*map(range, grid))]
-    room = np.empty(PIECE_BYTES, np.uint8) if has_room else None
-    found = ChunkMeasures(values.dtype, marks)
-    expected = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PIECE_BYTES", piece)
-        for at in random.sample(every, len(every)):
-            parts = zip(at, chunk_shape, strict=True)
-            chunk = values[tuple(slice(a * n, (a + 1) * n) for a, n in parts)]
-            coords = tuple(a + b for a, b in zip(at, first, strict=True))
-            extent = found.add(coords, chunk, room)
-            ((_, _, kept, *counts),) = expected[coords] = slowly(chunk, chunk.shape, marks)
-            assert [extent.nan, extent.cells] == counts
-            assert extent.missing == extent.cells - len(kept)
-    assert len(found) == len(expected)
-    if not expected:
-        return
-    box, index, bounds = found.rows()
-    assert [*map(tuple, box.unravel(index).tolist())] == sorted(expected)
-    assert bounds.low.dtype == bounds.high.dtype == values.dtype.newbyteorder("=")
-    for row, coords in enumerate(sorted(expected)):
-        ((low, high, kept, nan, size),) = expected[coords]
-        assert (bounds.missing[row], bounds.nan[row], bounds.clip[row]) == (
-            size - len(kept),
-            nan,
-            0,
-        )
-        assert is_sum(bounds.sums[row], kept, values.dtype)
-        assert bool(bounds.bounded[row]) == (low is not None)
-        if low is not None:
-            assert (bounds.low[row], bounds.high[row]) == (low, high)
