@@ -66,28 +66,36 @@ a where is comparisons, joined by AND:
 Literals: 4000, -1.5e3, 'text', TRUE, FALSE, DATE '2000-01-31', TIMESTAMP '2000-01-31 12:00:00'.
 Names of columns that are not plain words stand in backticks."""
 
-_TURNED: Final = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_SYMBOLS: Final = {**{op: op for op in _TURNED}, "==": "=", "<>": "!="}
-_OPS: Final = (*_TURNED, "in", "between", "within", "is_null", "is_not_null")
+_SYMBOLS: Final = {
+    **{op: op for op in ("=", "!=", "<", "<=", ">", ">=")},
+    "==": "=",
+    "<>": "!=",
+}
+_OPS: Final = (*_SYMBOLS.values(), "in", "between", "within", "is_null", "is_not_null")
 _WORDS: Final = frozenset(
     [
         *("AND", "OR", "NOT", "IN", "IS", "NULL", "BETWEEN", "LIKE", "TRUE", "FALSE"),
         *("INTERVAL", "CASE", "EXISTS"),
     ]
 )
-_TOKEN: Final = re.compile(
-    r"""\s*(?:
-      (?P<time>(?:DATE|TIMESTAMP)\s*'(?:[^'\\]|''|\\['"\\nrt])*')
-    | (?P<truth>(?:TRUE|FALSE)\b)
-    | (?P<number>[+-]?\s*(?:\d+(?:\.\d*)?|\.\d+)(?:E[+-]?\d+)?(?![\w.]))
-    | (?P<text>'(?:[^'\\]|''|\\['"\\nrt])*')
-    | (?P<word>[^\W\d]\w*)
-    | (?P<quoted>`(?:[^`]|``)+`|"(?:[^"]|"")+")
-    | (?P<symbol><=>|==|!=|<>|<=|>=|[=<>(),+-])
-    )""",
+_TEXT: Final = r"""'(?:[^'\\]|''|\\['"\\nrt])*+'"""
+_LITERAL: Final = re.compile(
+    rf"(?:DATE|TIMESTAMP)\s*{_TEXT}|(?:TRUE|FALSE)\b|{_TEXT}"
+    r"|[+-]?\s*(?:\d+(?:\.\d*)?|\.\d+)(?:E[+-]?\d+)?(?![\w.])",
+    re.IGNORECASE,
+)
+_COMPARISON: Final = re.compile(
+    rf"""
+    (?P<name> [^\W\d]\w*+ | `(?:[^`]|``)++` | "(?:[^"]|"")++" ) \s*
+    (?: IS\s+(?P<null>(?:NOT\s+)?NULL)\b
+    | BETWEEN\b\s*(?P<low>{_LITERAL.pattern})\s*AND\b\s*(?P<high>{_LITERAL.pattern})
+    | IN\s*\(\s*(?P<list>(?:{_LITERAL.pattern})(?:\s*,\s*(?:{_LITERAL.pattern}))*)\s*\)
+    | (?P<op>==|!=|<>|<=|>=|[=<>])\s*(?P<value>{_LITERAL.pattern})
+    ) \s*
+    """,
     re.VERBOSE | re.IGNORECASE,
 )
-_LITERALS: Final = ("time", "truth", "number", "text")
+_JOINT: Final = re.compile(r"AND\b\s*", re.IGNORECASE)
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"}
 MOMENT: Final = re.compile(
     r"([+-]?\d{4,6})(?:-(\d\d)(?:-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?)?"
@@ -439,7 +447,7 @@ def parse_where(where: Any) -> Where:
     Examples
     --------
     >>> from zarr_manifests.planning.where import parse_where
-    >>> parse_where("4000 < depth and flag in (1, 2)").sql
+    >>> parse_where("depth > 4000 and flag in (1, 2)").sql
     'depth > 4000 AND flag IN (1, 2)'
     >>> parse_where([("time", ">=", "2000-01"), ("t", "is not null")]).sql
     "time >= '2000-01' AND t IS NOT NULL"
@@ -454,7 +462,7 @@ def parse_where(where: Any) -> Where:
         case Comparison():
             return Where((where,))
         case str():
-            return _Parser(where).where()
+            return _parsed(where)
         case Mapping():
             return Where(tuple(_of_item(name, value) for name, value in where.items()))
         case Iterable():
@@ -496,127 +504,52 @@ def _of_tuple(given: Any) -> Comparison:
     raise InvalidArgumentError(f"{given!r} is not a comparison: give (column, operator, value)")
 
 
-class _Parser:
-    """Reads the text of a where from left to right."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens: list[tuple[str, str, int]] = []
-        at = 0
-        while text[at:].strip():
-            found = _TOKEN.match(text, at)
-            if found is None:
-                start = len(text) - len(text[at:].lstrip())
-                what = "this text has no end" if text[start] == "'" else "this cannot be read"
-                raise WhereError(what, text, start, GRAMMAR)
-            kind = str(found.lastgroup)
-            self._tokens.append((kind, found[kind], found.start(kind)))
-            at = found.end()
-        self._tokens.append(("end", "", len(text)))
-        self._next = 0
-
-    def where(self) -> Where:
-        found = [self._comparison()]
-        while self._take("AND"):
-            found.append(self._comparison())
-        kind, token, _ = self._tokens[self._next]
-        if kind != "end":
-            alone = token.upper() == "OR"
-            raise self._error("comparisons can only be joined by AND" if alone else "expected AND")
-        return Where(tuple(found))
-
-    def _error(self, what: str, at: int | None = None) -> WhereError:
-        place = self._tokens[self._next][2] if at is None else at
-        return WhereError(what, self._text, place, GRAMMAR)
-
-    def _take(self, *due: str) -> str | None:
-        """The next token in upper case, which is then read, if it is one of these."""
-        kind, token, _ = self._tokens[self._next]
-        if kind not in ("word", "symbol") or token.upper() not in due:
-            return None
-        self._next += 1
-        return token.upper()
-
-    def _expect(self, token: str, what: str) -> None:
-        if not self._take(token):
-            raise self._error(f"expected {what}")
-
-    def _comparison(self) -> Comparison:
-        kind, _, start = self._tokens[self._next]
-        if kind in _LITERALS:
-            value = self._literal()
-            op = self._take(*_SYMBOLS)
-            if op is None:
-                raise self._error("expected a comparison of this literal with a column")
-            return self._made(start, self._column(), _TURNED[_SYMBOLS[op]], value)
-        name = self._column()
-        if self._take("IS"):
-            op = "is_not_null" if self._take("NOT") else "is_null"
-            self._expect("NULL", "NULL")
-            return Comparison(name, op)
-        if self._take("BETWEEN"):
-            low = self._literal()
-            self._expect("AND", "AND, between the bounds of BETWEEN")
-            return self._made(start, name, "between", low, self._literal())
-        if self._take("IN"):
-            self._expect("(", "a list of literals in parentheses")
-            values = [self._literal()]
-            while self._take(","):
-                values.append(self._literal())
-            self._expect(")", ", or )")
-            return self._made(start, name, "in", *values)
-        op = self._take(*_SYMBOLS)
-        if op is None:
-            raise self._error("expected an operator: = != < <= > >= IN BETWEEN IS; NOT is not one")
-        return self._made(start, name, _SYMBOLS[op], self._literal())
-
-    def _made(self, start: int, name: str, op: str, *values: Literal) -> Comparison:
-        if self._tokens[self._next][0] in ("symbol", "number"):
-            raise self._error(
-                "a where cannot have arithmetic or functions; dates have quotes, as in '2020-02'"
-            )
+def _parsed(text: str) -> Where:
+    """The comparisons in the text of a where."""
+    found, at = list[Comparison](), len(text) - len(text.lstrip())
+    while True:
+        match = _COMPARISON.match(text, at)
+        if match is None or match["name"].upper() in _WORDS:
+            what = "this is no comparison of a column with a literal"
+            raise WhereError(what, text, at, GRAMMAR)
         try:
-            return Comparison(name, op, values)
+            found.append(_comparison(match))
         except InvalidArgumentError as error:
-            raise self._error(str(error), start) from None
-
-    def _column(self) -> str:
-        kind, token, start = self._tokens[self._next]
-        if kind == "quoted":
-            self._next += 1
-            return token[1:-1].replace(token[0] * 2, token[0])
-        if kind != "word" or token.upper() in _WORDS:
-            raise self._error("expected the name of a column")
-        self._next += 1
-        if self._tokens[self._next][1] == "(":
-            raise self._error("a where cannot have functions", start)
-        return token
-
-    def _literal(self) -> Literal:
-        kind, token, start = self._tokens[self._next]
-        if kind not in _LITERALS:
-            what = "; text stands in single quotes" if kind in ("word", "quoted") else ""
-            null = token.upper() == "NULL"
-            raise self._error(f"expected a literal{'; use IS NULL' if null else what}")
-        self._next += 1
-        try:
-            match kind:
-                case "text":
-                    return _unquoted(token)
-                case "truth":
-                    return token.upper() == "TRUE"
-                case "time":
-                    return Moment(_unquoted(token[token.index("'") :]))
-            number = "".join(token.split())
-            # An exact decimal; with an exponent, a number of 64 bits, as in Spark.
-            return _canonical(float(number) if "e" in number.lower() else Decimal(number))
-        except InvalidArgumentError as error:
-            raise self._error(str(error), start) from None
+            raise WhereError(str(error), text, at, GRAMMAR) from None
+        if match.end() == len(text):
+            return Where(tuple(found))
+        joint = _JOINT.match(text, match.end())
+        if joint is None:
+            what = "comparisons can only be joined by AND, without functions or arithmetic"
+            raise WhereError(what, text, match.end(), GRAMMAR)
+        at = joint.end()
 
 
-def _unquoted(text: str) -> str:
-    def plain(found: re.Match[str]) -> str:
-        last = found[0][1]
-        return _ESCAPES.get(last, last)
+def _comparison(found: re.Match[str]) -> Comparison:
+    name, null = found["name"], found["null"]
+    if name[0] in ("`", '"'):
+        name = name[1:-1].replace(name[0] * 2, name[0])
+    if null is not None:
+        return Comparison(name, "is_not_null" if null.upper().startswith("NOT") else "is_null")
+    if found["low"] is not None:
+        return Comparison(name, "between", (_literal(found["low"]), _literal(found["high"])))
+    if found["list"] is not None:
+        return Comparison(name, "in", tuple(map(_literal, _LITERAL.findall(found["list"]))))
+    return Comparison(name, found["op"], (_literal(found["value"]),))
 
-    return re.sub(r"\\.|''", plain, text[1:-1], flags=re.DOTALL)
+
+def _literal(text: str) -> Literal:
+    if text.upper() in ("TRUE", "FALSE"):
+        return text.upper() == "TRUE"
+    if text.endswith("'"):
+        named, _, quoted = text[:-1].partition("'")
+        plain = re.sub(r"\\.|''", _unescaped, quoted, flags=re.DOTALL)
+        return Moment(plain) if named else plain
+    number = "".join(text.split())
+    # An exact decimal; with an exponent, a number of 64 bits, as in Spark.
+    return _canonical(float(number) if "e" in number.lower() else Decimal(number))
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    last = found[0][1]
+    return _ESCAPES.get(last, last)

@@ -146,10 +146,4 @@ FAULTS = [
         '_ATTRIBUTES: Final = ("_FillValue", "missing_value", ',
         '_ATTRIBUTES: Final = ("_FillValue", ',
     ),
-    Fault(
-        "turned-comparisons-stay",
-        "planning/where.py",
-        "return self._made(start, self._column(), _TURNED[_SYMBOLS[op]], value)",
-        "return self._made(start, self._column(), _SYMBOLS[op], value)",
-    ),
 ]
