@@ -31,7 +31,7 @@ from zarr_manifests.engine.overlay import freeze_reader, revive_reader
 from zarr_manifests.engine.zones import KnownZones, paged_leaves, zones_of
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.zone_maps import NO_SUM, Bounds, Weighted, sum_type
+from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
 from zarr_manifests.grid import Box, IndexArray, clipped_cells, clips
 from zarr_manifests.keys import split
 from zarr_manifests.ondemand import need
@@ -348,10 +348,10 @@ class _Summary:
             counts = self._whole(coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)
             cells = clipped_cells(clip, array.meta.chunk_shape)
             if self._meaning.deviations:
-                counts &= False if bounds.squares is None else ~np.isnan(bounds.squares)
+                counts &= ~np.isnan(bounds.squares)
             if self._digest is not None:
-                bounds, weighted = self._weighted(bounds, coords, cells)
-                counts &= weighted
+                bounds = self._weighted(bounds, coords, cells, self._digest)
+                counts &= ~np.isnan(bounds.weights)
             self._answered(bounds.take(counts), coords[counts], cells[counts])
             rest[rows_at(table, coords[counts])] = False
         self._counts["chunks_read"] = int(rest.sum())
@@ -383,17 +383,15 @@ class _Summary:
         self._counts["chunks_answered"] += len(bounds)
 
     def _weighted(
-        self, bounds: Bounds, coords: IndexArray, cells: IndexArray
-    ) -> tuple[Bounds, npt.NDArray[np.bool_]]:
-        """The entries with weighted sums, and for which of them these are known."""
+        self, bounds: Bounds, coords: IndexArray, cells: IndexArray, digest: bytes
+    ) -> Bounds:
+        """The entries with weighted sums, where these are known."""
+        its = bounds.weighted_by(digest)
         even = _product([axis.even[at] for axis, at in self._each(coords)])
-        sums, weights = bounds.sums * even, (cells - bounds.missing).astype(np.float64) * even
-        its = bounds.weighted
-        if its is not None and its.digest == self._digest:
-            own = ~np.isnan(its.weights)
-            sums, weights = np.where(own, its.sums, sums), np.where(own, its.weights, weights)
-        made = replace(bounds, weighted=Weighted(self._digest or b"", sums, weights))
-        return made, ~np.isnan(weights)
+        known = ~np.isnan(its.weights)
+        sums = np.where(known, its.weighted, bounds.sums * even)
+        weights = np.where(known, its.weights, (cells - bounds.missing) * even)
+        return replace(its, weighted=sums, weights=weights)
 
     def _without_leaves(self, region: Box, known: KnownZones) -> ChunkTable | None:
         """Answer leaves by their pages, and return the chunks that are left."""
@@ -405,9 +403,7 @@ class _Summary:
             return array.chunks(node, region)
         counts = (pages.bounds.clip == 0) & ~_unknown(pages.bounds.sums)
         if self._digest is not None:
-            its = pages.bounds.weighted
-            same = its is not None and its.digest == self._digest
-            counts &= ~np.isnan(its.weights) if its is not None and same else False
+            counts &= ~np.isnan(pages.bounds.weighted_by(self._digest).weights)
             counts &= [page.count == page.box.size for page in pages.pages]
         due = [counts[i] and self._is_one(page.box) for i, page in enumerate(pages.pages)]
 
@@ -589,9 +585,8 @@ class _Summary:
         along = [np.bincount(axis.codes, axis.weights, axis.groups) for axis in self._axes]
         weight = _product(_crossed(along))[groups] - totals.covered[groups]
         weight = np.where((absent > 0) | (weight <= _ROUNDED * totals.covered[groups]), 0, weight)
-        its = Weighted(self._digest or b"", np.where(weight, weight * float(fill), 0), weight)
-        squares = np.zeros(len(groups)) if self._meaning.deviations else None
-        made = Bounds(low, low, absent == 0, absent, nan, sums, none, its, squares)
+        declared = np.where(weight, weight * float(fill), 0), weight, np.zeros(len(groups))
+        made = Bounds(low, low, absent == 0, absent, nan, sums, none, *declared)
         totals.add(made, groups, rest, high_sums=high_sums)
 
     def _ends(self) -> tuple[_Values, _Values]:

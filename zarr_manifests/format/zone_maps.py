@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr, replace
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, UnsupportedFormatError
 from zarr_manifests.format.chunk_table import (
@@ -70,6 +71,9 @@ _UNREADABLE: Final = (
     OverflowError,
 )
 _COLUMNS: Final = ("low", "high", "bounded", "missing", "nan", "sums", "clip")
+_DECLARED: Final = ("weighted", "weights", "squares")
+"""Columns of what few arrays ask for."""
+_UNKNOWN: Final = np.empty(0)
 _HALF: Final = 2**32
 NO_SUM: Final = -(2**63)
 """A sum of integers that may not fit in 64 bits. A sum of floats that is not known is NaN."""
@@ -78,7 +82,7 @@ type _Codes = npt.NDArray[np.uint64]
 
 
 class StoredWeighted(Record, frozen=True):
-    """`Weighted` as it is stored."""
+    """Weighted sums as they are stored."""
 
     digest: Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
     sums: Any
@@ -101,47 +105,6 @@ class StoredBounds(Record, frozen=True):
     squares: Any = None
 
 
-class Weighted(Struct, frozen=True, eq=False):
-    """Sums of the values in chunks, each times the weight of its cell.
-
-    Parameters
-    ----------
-    digest : bytes
-        Hash of the weights of all cells of the array.
-    sums : float64[n]
-        The weighted sum of the values that are not missing; NaN if it is not known.
-    weights : float64[n]
-        The sum of the weights of these values.
-    """
-
-    digest: bytes
-    sums: npt.NDArray[np.float64]
-    weights: npt.NDArray[np.float64]
-
-    def take(self, rows: npt.NDArray[Any] | slice) -> Weighted:
-        """The sums at these rows, or where a mask is true."""
-        return Weighted(self.digest, self.sums[rows], self.weights[rows])
-
-    def around(self) -> Weighted:
-        """One row: the sums of all rows together."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            both = np.array([self.sums.sum()]), np.array([self.weights.sum()])
-        return Weighted(self.digest, *both)
-
-    @staticmethod
-    def joined(parts: Sequence[Bounds]) -> Weighted | None:
-        """Those of all rows, by the newest weights; what was weighted by others is not known."""
-        known = [part.weighted for part in parts if part.weighted is not None]
-        if not known:
-            return None
-        digest, columns = known[-1].digest, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]()
-        for part in parts:
-            its, none = part.weighted, np.full(len(part), np.nan)
-            same = its is not None and its.digest == digest
-            columns.append((its.sums, its.weights) if its is not None and same else (none, none))
-        return Weighted(digest, *map(np.concatenate, zip(*columns, strict=True)))
-
-
 class Bounds(Struct, frozen=True, eq=False):
     """Bounds, counts and sums of the values in chunks, or in pages of chunks.
 
@@ -162,11 +125,14 @@ class Bounds(Struct, frozen=True, eq=False):
     clip : int64[n]
         How the array clipped the chunk when it was measured, as `grid.clips` numbers it; of pages,
         0 if it clipped none.
-    weighted : Weighted, optional
-        Weighted sums, where weights were declared when the values were measured.
+    weighted, weights : float64[n], optional
+        Sum of the values that are not missing, each times the weight of its cell, and sum of these
+        weights; NaN if they are not known.
     squares : float64[n], optional
         Sum of the squared deviations of the values that are not missing from their mean; NaN if it
-        is not known. Pages have none.
+        is not known. Of pages, it is not.
+    digest : bytes, optional
+        Hash of the weights of all cells of the array; empty if there are none.
 
     Raises
     ------
@@ -181,14 +147,16 @@ class Bounds(Struct, frozen=True, eq=False):
     nan: Column
     sums: npt.NDArray[Any]
     clip: Column
-    weighted: Weighted | None = None
-    squares: npt.NDArray[np.float64] | None = None
+    weighted: npt.NDArray[np.float64] = _UNKNOWN
+    weights: npt.NDArray[np.float64] = _UNKNOWN
+    squares: npt.NDArray[np.float64] = _UNKNOWN
+    digest: bytes = b""
 
     def __post_init__(self) -> None:
-        columns = [getattr(self, name) for name in _COLUMNS]
-        columns += [] if self.squares is None else [self.squares]
-        if self.weighted is not None:
-            columns += [self.weighted.sums, self.weighted.weights]
+        for name in _DECLARED:
+            if getattr(self, name) is _UNKNOWN:
+                force_setattr(self, name, np.broadcast_to(np.nan, self.low.shape))
+        columns = [getattr(self, name) for name in (*_COLUMNS, *_DECLARED)]
         if len({column.shape for column in columns}) > 1 or self.low.ndim != 1:
             raise CorruptObjectError("the columns of bounds have different lengths")
         dtype = self.low.dtype
@@ -210,10 +178,14 @@ class Bounds(Struct, frozen=True, eq=False):
         """The bounds at these rows, or where a mask is true."""
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self
-        weighted = None if self.weighted is None else self.weighted.take(rows)
-        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        squares = None if self.squares is None else self.squares[rows]
-        return Bounds(**columns, weighted=weighted, squares=squares)
+        columns = [getattr(self, name)[rows] for name in (*_COLUMNS, *_DECLARED)]
+        return Bounds(*columns, self.digest)
+
+    def weighted_by(self, digest: bytes) -> Bounds:
+        """The same bounds, with weighted sums by the weights that have this digest only."""
+        if digest == self.digest:
+            return self
+        return replace(self, weighted=_UNKNOWN, weights=_UNKNOWN, digest=digest)
 
     def around(self) -> Bounds:
         """One row: the bounds of all rows together.
@@ -231,31 +203,29 @@ class Bounds(Struct, frozen=True, eq=False):
         some = np.flatnonzero(self.bounded)
         total = np.array([added(self.sums)], self.sums.dtype)
         clip = np.array([int(self.clip.any())])
-        weighted = None if self.weighted is None else self.weighted.around()
         counts = np.array([self.missing.sum()]), np.array([self.nan.sum()])
-        rest = (*counts, total, clip)
+        with np.errstate(invalid="ignore", over="ignore"):
+            weighted = np.array([self.weighted.sum()]), np.array([self.weights.sum()])
+        rest = (*counts, total, clip, *weighted, _UNKNOWN, self.digest)
         if not len(some):
-            first = self.low[:1], self.high[:1], self.bounded[:1]
-            return Bounds(*first, *rest, weighted=weighted)
+            return Bounds(self.low[:1], self.high[:1], self.bounded[:1], *rest)
         low, high = self.low[some], self.high[some]
         # numpy has no least text, but sorts texts.
         least, most = (low.min(), high.max()) if low.dtype.kind != "S" else (min(low), max(high))
         ends = np.array([least], low.dtype), np.array([most], low.dtype)
-        return Bounds(*ends, np.array([True]), *rest, weighted=weighted)
+        return Bounds(*ends, np.array([True]), *rest)
 
     @staticmethod
     def joined(parts: Sequence[Bounds]) -> Bounds:
-        """The rows of all parts, in order; needs at least one part, all of one type."""
-        columns: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
-        }
-        squares = None
-        if any(part.squares is not None for part in parts):
-            each = [
-                np.full(len(one), np.nan) if one.squares is None else one.squares for one in parts
-            ]
-            squares = np.concatenate(each)
-        return Bounds(**columns, weighted=Weighted.joined(parts), squares=squares)
+        """The rows of all parts, in order; needs at least one part, all of one type.
+
+        What was weighted by others than the newest weights is not known.
+        """
+        digest = next((part.digest for part in reversed(parts) if part.digest), b"")
+        parts = [part.weighted_by(digest) for part in parts]
+        names = (*_COLUMNS, *_DECLARED)
+        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+        return Bounds(*columns, digest)
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack, rounded outward; needs at least one row."""
@@ -278,10 +248,11 @@ class Bounds(Struct, frozen=True, eq=False):
         if sum_type(self.low.dtype) is None:
             return packed
         packed["sums"] = _encoded(_codes(self.sums))
-        if (its := self.weighted) is not None:
-            both = {"sums": _encoded(_codes(its.sums)), "weights": _encoded(_codes(its.weights))}
-            packed["weighted"] = {"digest": its.digest, **both}
-        if self.squares is not None:
+        if self.digest:
+            weighted = {"sums": self.weighted, "weights": self.weights}
+            both = {name: _encoded(_codes(column)) for name, column in weighted.items()}
+            packed["weighted"] = {"digest": self.digest, **both}
+        if not np.isnan(self.squares).all():
             packed["squares"] = _encoded(_codes(self.squares))
         return packed
 
@@ -320,15 +291,15 @@ class Bounds(Struct, frozen=True, eq=False):
         bounded = decode_column(stored.bounded, n, 1).astype(np.bool_)
         counts = stored.nan, stored.other, stored.clip
         nan, other, clip = (decode_column(one, n, 2**62) for one in counts)
-        weighted = None
-        if (its := stored.weighted) is not None:
-            both = (_values(_decoded(one, n), np.dtype("f8")) for one in (its.sums, its.weights))
-            weighted = Weighted(its.digest, *both)
-        squares = None
-        if stored.squares is not None:
-            squares = _values(_decoded(stored.squares, n), np.dtype("f8"))
         missing = nan + ((other >> 1) ^ -(other & 1))
-        return cls(low, high, bounded, missing, nan, sums, clip, weighted, squares)
+        its = stored.weighted
+        both = (None, None) if its is None else (its.sums, its.weights)
+        declared = (
+            _UNKNOWN if one is None else _values(_decoded(one, n), np.dtype("f8"))
+            for one in (*both, stored.squares)
+        )
+        digest = b"" if its is None else its.digest
+        return cls(low, high, bounded, missing, nan, sums, clip, *declared, digest)
 
 
 def sum_type(dtype: np.dtype[Any]) -> np.dtype[Any] | None:

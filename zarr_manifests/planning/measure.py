@@ -29,7 +29,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.format.zone_maps import HASH_BYTES, NO_SUM, Bounds, Weighted, sum_type
+from zarr_manifests.format.zone_maps import HASH_BYTES, NO_SUM, Bounds, sum_type
 from zarr_manifests.grid import Box, Coords, IndexArray, clipped_cells, grid_clips, grid_shape
 
 type _Values = npt.NDArray[Any]
@@ -221,7 +221,7 @@ def _declared(
             sides = zip(at, chunk_shape, values.shape, strict=True)
             weights = weights.inside([slice(lo * n, lo * n + size) for lo, n, size in sides])
         both = weights.weigh(values, chunk_shape, missing, some=some)
-        found["weighted"] = Weighted(weights.digest, *both)
+        found |= {"digest": weights.digest, "weighted": both[0], "weights": both[1]}
     if deviations:
         line = chunk_shape[0] * max(_SLAB // (chunk_shape[0] * values[:1].size), 1)
         parts = (values[at : at + line] for at in range(0, len(values), line))
@@ -551,11 +551,9 @@ class Totals:
         np.add.at(self.missing, groups, bounds.missing)
         np.add.at(self.nan, groups, bounds.nan)
         np.add.at(self.covered, groups, covered)
-        if bounds.weighted is not None:
-            np.add.at(self.weighted, groups, bounds.weighted.sums)
-            np.add.at(self.weight, groups, bounds.weighted.weights)
-        if bounds.squares is not None:
-            self._add_squares(bounds, groups, cells - bounds.missing, high_sums)
+        np.add.at(self.weighted, groups, bounds.weighted)
+        np.add.at(self.weight, groups, bounds.weights)
+        self._add_squares(bounds, groups, cells - bounds.missing, high_sums)
         some = bounds.bounded
         at, low, high = groups[some], bounds.low[some], bounds.high[some]
         new = at[~self.bounded[at]]
@@ -574,15 +572,14 @@ class Totals:
         self, bounds: Bounds, groups: IndexArray, numbers: IndexArray, high_sums: IndexArray | int
     ) -> None:
         some = numbers > 0
-        at, number, squares = groups[some], numbers[some].astype(np.float64), bounds.squares
-        assert squares is not None
+        at, number = groups[some], numbers[some].astype(np.float64)
         high = np.broadcast_to(high_sums, len(some))[some] * 2.0**HALF
         means = (bounds.sums[some] + high) / number
         new = np.isnan(self.first[at]) & np.isfinite(means)
         self.first[at[new]] = means[new]
         off = means - np.nan_to_num(self.first[at])
         np.add.at(self.off, at, number * off)
-        np.add.at(self.squares, at, squares[some] + number * off * off)
+        np.add.at(self.squares, at, bounds.squares[some] + number * off * off)
 
     def deviations(self, count: IndexArray) -> npt.NDArray[np.float64]:
         """The standard deviation of each group with so many values; NaN for none."""

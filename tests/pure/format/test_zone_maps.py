@@ -22,7 +22,6 @@ from zarr_manifests.format.zone_maps import (
     NO_SUM,
     Bounds,
     StoredBounds,
-    Weighted,
     ZoneTable,
     added,
     sum_type,
@@ -44,10 +43,11 @@ def bounds_of(low: Any, high: Any, bounded: Any = None, counts: Any = None) -> B
     some = np.ones(n, np.bool_) if bounded is None else np.asarray(bounded, np.bool_)
     kind = sum_type(np.asarray(low).dtype)
     sums = np.full(n, np.nan) if kind is None else (nan - missing).astype(kind)
-    weighted = None
+    weighted: Any = ()
     if kind is not None and n % 2:
-        weighted = Weighted(bytes(16), nan / 3, np.where(missing > nan, np.nan, 2.5))
-    return Bounds(np.asarray(low), np.asarray(high), some, missing, nan, sums, clip, weighted)
+        squares = np.where(some, 0.5, np.nan)
+        weighted = nan / 3, np.where(missing > nan, np.nan, 2.5), squares, bytes(16)
+    return Bounds(np.asarray(low), np.asarray(high), some, missing, nan, sums, clip, *weighted)
 
 
 def back(bounds: Bounds) -> Bounds:
@@ -82,10 +82,9 @@ def test_bounds_are_exact_and_those_of_texts_only_grow(bounds: Bounds) -> None:
         np.testing.assert_array_equal(found.high[some], bounds.high[some])
     for name in ("missing", "nan", "clip", "sums"):
         np.testing.assert_array_equal(getattr(found, name), getattr(bounds, name))
-    assert (found.weighted is None) == (bounds.weighted is None)
-    if found.weighted is not None and bounds.weighted is not None:
-        np.testing.assert_array_equal(found.weighted.sums, bounds.weighted.sums)
-        np.testing.assert_array_equal(found.weighted.weights, bounds.weighted.weights)
+    assert found.digest == bounds.digest
+    for name in ("weighted", "weights", "squares"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(bounds, name))
     whole = bounds.around()  # of a page
     assert whole.bounded[0] == some.any()
     assert (whole.low[0] <= bounds.low[some]).all()

@@ -132,13 +132,10 @@ class _MeasuredArray(Struct, frozen=True):
         clip, bounds = clips(zones.coords(), self.meta.shape, self.meta.chunk_shape), zones.bounds
         found: npt.NDArray[np.bool_] = bounds.clip == clip
         if self.meaning.deviations:
-            found &= False if bounds.squares is None else ~np.isnan(bounds.squares)
-        if self.weights is None:
-            return found
-        its = bounds.weighted
-        if its is None or its.digest != self.weights.digest:
-            return np.zeros(len(zones), np.bool_)
-        return found & ~np.isnan(its.weights)
+            found &= ~np.isnan(bounds.squares)
+        if self.weights is not None:
+            found &= ~np.isnan(bounds.weighted_by(self.weights.digest).weights)
+        return found
 
     def _room(self, chunks: int) -> npt.NDArray[Any]:
         """An array for so many chunks, full of fill values: shards may lack some."""

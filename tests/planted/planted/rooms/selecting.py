@@ -38,8 +38,8 @@ FAULTS = [
     Fault(
         "sums-by-other-weights-count",
         "summarizing.py",
-        "        if its is not None and its.digest == self._digest:\n            own",
-        "        if its is not None:\n            own",
+        "        its = bounds.weighted_by(digest)\n",
+        "        its = bounds\n",
     ),
     Fault(
         "a-whole-leaf-is-answered-chunk-by-chunk",
