@@ -11,7 +11,7 @@ useless at most; the swap changes nothing but the branch's index.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import batched
 from typing import Any, Final
@@ -140,11 +140,8 @@ class _MeasuredArray(Struct, frozen=True):
     def _room(self, chunks: int) -> npt.NDArray[Any]:
         """An array for so many chunks, full of fill values: shards may lack some."""
         shape = self.meta.chunk_shape
-        fill = self.meaning.fill
-        if self.meaning.stored != self.meaning.dtype and fill.dtype.kind in "iu":
-            fill = fill.view(self.meaning.stored)
         room = (chunks * shape[0], *shape[1:]) if shape else ()
-        return np.full(room, fill, self.laid_out)
+        return np.full(room, self.meaning.fill.view(self.meaning.stored), self.laid_out)
 
     @property
     def chunk_bytes(self) -> int:
@@ -161,9 +158,8 @@ class _Due(Struct, frozen=True):
     missing: ChunkTable | None
 
 
-def _measure(state: ForkState, job: tuple[bytes, ChunkTable]) -> ZoneTable | None:
+def _measure(state: ForkState, node_id: bytes, table: ChunkTable) -> ZoneTable | None:
     """The entries of the chunks in a table of the node, measured in another process."""
-    node_id, table = job
     contents = revive_reader(state)
     array = _MeasuredArray.of(contents, contents.view.by_id[node_id])
     assert isinstance(array, _MeasuredArray)  # as the driver has found
@@ -180,18 +176,6 @@ class _Measuring(Struct):
     run: Run | None = None
     new: dict[bytes, ZonePages] = {}
     done: int = 0
-    expected: int = 0
-
-    def tell_total(self, view: SnapshotView, nodes: Sequence[Node]) -> None:
-        """Tell how many chunks these arrays have; those known already are taken off later."""
-        paths = {
-            f"/{node.path}"
-            for node in nodes
-            if not isinstance(_MeasuredArray.of(self.contents, node), str)
-        }
-        arrays = totals_of(view).arrays
-        self.expected = sum(array.chunks for array in arrays if array.path in paths)
-        expect("measuring", self.expected)
 
     def do(self, node: Node) -> StatisticsReport:
         """Measure the chunks of one array that have no entry."""
@@ -240,33 +224,25 @@ class _Measuring(Struct):
         missing = np.ones(len(table), np.bool_)
         if known is not None:
             missing[rows_at(table, known.coords())] = False
-        if not missing.all():
-            self.expected -= len(table) - int(missing.sum())
-            expect("measuring", max(self.expected, 0))
+        self._tell(len(table) - int(missing.sum()))
         return _Due(leaf, table, known, select(table, missing) if missing.any() else None)
 
     def _fresh(self, array: _MeasuredArray, some: Sequence[_Due]) -> list[list[ZoneTable]]:
         """For each of these, the entries of the chunks that had none; measured here or in tasks."""
-        missing = [one.missing for one in some]
-        count = sum(len(table) for table in missing if table is not None)
         size = max(1, _TASK_BYTES // array.chunk_bytes)
-        found: list[list[ZoneTable]] = [[] for _ in some]
-        if self.run is None or count <= size:
-            for own, table in zip(found, missing, strict=True):
-                zones = (
-                    None if table is None else _measured(self.contents, array, table, self._tell)
-                )
-                own += [] if zones is None else [zones]
-            return found
-        task = partial(_measure, freeze_reader(self.contents))
         jobs = [
             (number, part)
-            for number, table in enumerate(missing)
-            if table is not None
-            for part in split(table, size)
+            for number, due in enumerate(some)
+            if due.missing is not None
+            for part in split(due.missing, size)
         ]
-        items = [(array.node.node_id, part) for _, part in jobs]
-        for (number, part), zones in zip(jobs, self.run(task, items), strict=True):
+        task = partial(_measured, self.contents, array)
+        run: Run = map
+        if self.run is not None and sum(len(part) for _, part in jobs) > size:
+            task = partial(_measure, freeze_reader(self.contents), array.node.node_id)
+            run = self.run
+        found: list[list[ZoneTable]] = [[] for _ in some]
+        for (number, part), zones in zip(jobs, run(task, [part for _, part in jobs]), strict=True):
             found[number] += [] if zones is None else [zones]
             self._tell(len(part))
         return found
@@ -280,13 +256,8 @@ class _Measuring(Struct):
             add_pages(self.new, node_id, pages)
 
 
-def _measured(
-    contents: SessionView,
-    array: _MeasuredArray,
-    table: ChunkTable,
-    tell: Callable[[int], None] | None = None,
-) -> ZoneTable | None:
-    """Decode and measure the chunks of a table; `tell` is called with how many, now and then."""
+def _measured(contents: SessionView, array: _MeasuredArray, table: ChunkTable) -> ZoneTable | None:
+    """Decode and measure the chunks of a table."""
     stream = stream_table(contents, table, gap_bytes=_GAP_BYTES, window_bytes=_WINDOW_BYTES)
     size = max(1, _BATCH_BYTES // array.chunk_bytes)
     found: list[Bounds] = []
@@ -296,8 +267,6 @@ def _measured(
         for batch, bounds in zip(some, contents.context.runtime.parallel(calls), strict=True):
             keep += [bounds is not None] * len(batch)
             found += [] if bounds is None else [bounds]
-        if tell is not None:
-            tell(sum(map(len, some)))
     if not found:
         return None
     rows = select(table, np.array(keep))
@@ -343,7 +312,8 @@ def _compute(
     nodes = [node for _, node in sorted(view.nodes.items()) if node.array is not None]
     if paths is not None:
         nodes = [contents.array_at(path) for path in dict.fromkeys(paths)]
-    work.tell_total(view, nodes)
+    due = {f"/{node.path}" for node in nodes if Meaning.of(node.documents).measurable}
+    expect("measuring", sum(one.chunks for one in totals_of(view).arrays if one.path in due))
     arrays = tuple(work.do(node) for node in nodes)
     if work.new:
         add_to_index(context, branch, view, keys, "compute statistics", zones=work.new)
