@@ -178,8 +178,8 @@ class Bounds(Struct, frozen=True, eq=False):
         """The bounds at these rows, or where a mask is true."""
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self
-        columns = [getattr(self, name)[rows] for name in (*_COLUMNS, *_DECLARED)]
-        return Bounds(*columns, self.digest)
+        columns: Any = {name: getattr(self, name)[rows] for name in (*_COLUMNS, *_DECLARED)}
+        return Bounds(**columns, digest=self.digest)
 
     def weighted_by(self, digest: bytes) -> Bounds:
         """The same bounds, with weighted sums by the weights that have this digest only."""
@@ -206,7 +206,7 @@ class Bounds(Struct, frozen=True, eq=False):
         counts = np.array([self.missing.sum()]), np.array([self.nan.sum()])
         with np.errstate(invalid="ignore", over="ignore"):
             weighted = np.array([self.weighted.sum()]), np.array([self.weights.sum()])
-        rest = (*counts, total, clip, *weighted, _UNKNOWN, self.digest)
+        rest: Any = (*counts, total, clip, *weighted, _UNKNOWN, self.digest)
         if not len(some):
             return Bounds(self.low[:1], self.high[:1], self.bounded[:1], *rest)
         low, high = self.low[some], self.high[some]
@@ -224,8 +224,10 @@ class Bounds(Struct, frozen=True, eq=False):
         digest = next((part.digest for part in reversed(parts) if part.digest), b"")
         parts = [part.weighted_by(digest) for part in parts]
         names = (*_COLUMNS, *_DECLARED)
-        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-        return Bounds(*columns, digest)
+        columns: Any = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in names
+        }
+        return Bounds(**columns, digest=digest)
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack, rounded outward; needs at least one row."""
@@ -294,12 +296,13 @@ class Bounds(Struct, frozen=True, eq=False):
         missing = nan + ((other >> 1) ^ -(other & 1))
         its = stored.weighted
         both = (None, None) if its is None else (its.sums, its.weights)
-        declared = (
+        weighted, weights, squares = (
             _UNKNOWN if one is None else _values(_decoded(one, n), np.dtype("f8"))
             for one in (*both, stored.squares)
         )
         digest = b"" if its is None else its.digest
-        return cls(low, high, bounded, missing, nan, sums, clip, *declared, digest)
+        declared = weighted, weights, squares, digest
+        return cls(low, high, bounded, missing, nan, sums, clip, *declared)
 
 
 def sum_type(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
