@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
+from zarr.dtype import parse_dtype
 
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.zone_maps import HASH_BYTES, MEANING_BYTES, PAGE_ROWS, Bounds, ZoneTable
@@ -58,12 +59,6 @@ _BYTES_CODECS: Final = frozenset(
     | {"adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3"}
 )
 _NUMCODECS: Final = "numcodecs."
-_TEXTS: Final = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1)}
-_TIMES: Final = {"numpy.datetime64": "M8", "numpy.timedelta64": "m8"}
-_PLAIN: Final = frozenset(
-    {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
-    | {"uint8", "uint16", "uint32", "uint64"}
-)
 
 
 class Meaning(Struct, frozen=True, eq=False):
@@ -185,12 +180,13 @@ type _Found = tuple[np.dtype[Any], np.dtype[Any], npt.NDArray[Any], npt.NDArray[
 
 def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Found | None:
     """Both types, the missing values and the fill value; None if they are not understood."""
-    is_v2 = fields["zarr_format"] == 2
-    given = np.dtype(fields["dtype"]) if is_v2 else _v3_type(fields["data_type"])
+    version = fields["zarr_format"]
+    is_v2 = version == 2
+    said_type = np.dtype(fields["dtype"]) if is_v2 else fields["data_type"]
+    data_type = parse_dtype(said_type, zarr_format=version)
+    given = data_type.to_native_dtype()
     stored = given.newbyteorder("=")
     if stored.kind not in "biufmMSU" or stored.itemsize == 0:
-        return None
-    if stored.kind == "f" and stored.itemsize > np.dtype("f8").itemsize:
         return None
     if stored.kind in "SU" and stored.itemsize > _MAX_TEXT_BYTES:
         return None
@@ -206,8 +202,10 @@ def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Fo
     if twin is not None:
         dtype = np.dtype(f"{twin}{stored.itemsize}")
     said = fields.get("fill_value")
-    zero = np.asarray("NaT", stored) if stored.kind in "mM" else np.zeros((), stored)
-    fill = zero if said is None else _scalar(said, stored)
+    filled = data_type.default_scalar()
+    if said is not None:
+        filled = data_type.from_json_scalar(said, zarr_format=version)
+    fill = np.asarray(filled, stored)
     absent: list[Any] = []  # exact numbers or texts
     if is_v2 and said is not None:
         absent.append(fill.astype(stored).view(dtype)[()])
@@ -223,49 +221,6 @@ def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Fo
     absent += _flat(attributes.get("missing_value", []))
     marks = _marks(absent, dtype)
     return None if marks is None else (stored, dtype, marks, fill.view(dtype))
-
-
-def _v3_type(name: Any) -> np.dtype[Any]:
-    if isinstance(name, Mapping):
-        how = name.get("configuration") or {}
-        name = name["name"]
-        if name in _TEXTS:
-            kind, width = _TEXTS[name]
-            size, rest = divmod(how["length_bytes"], width)
-            if rest:
-                raise ValueError(name)
-            return np.dtype(f"{kind}{size}")
-        if name in _TIMES:
-            return np.dtype(f"{_TIMES[name]}[{how['scale_factor']}{how['unit']}]")
-    if name not in _PLAIN:
-        raise ValueError(name)
-    plain: np.dtype[Any] = np.dtype(name)
-    return plain
-
-
-def _scalar(said: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A fill value as in a document of Zarr."""
-    kind = dtype.kind
-    if kind == "S":
-        return np.asarray(base64.b64decode(said, validate=True), dtype)
-    if kind in "mM":
-        number = np.iinfo(np.int64).min if said == "NaT" else said
-        if type(number) is not int:
-            raise ValueError(said)
-        return np.asarray(number, np.int64).view(dtype)
-    if kind == "f" and isinstance(said, str):
-        if said.startswith("0x"):
-            size = dtype.itemsize
-            return np.asarray(int(said, 16), f"u{size}").view(dtype)
-        named = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-        return np.asarray(named[said], dtype)
-    expected = {"U": str, "b": bool, "i": int, "u": int}.get(kind, int | float)
-    if not isinstance(said, expected):
-        raise TypeError(said)
-    fill = np.asarray(said, dtype)
-    if kind in "iuU" and fill.item() != said:
-        raise ValueError(said)
-    return fill
 
 
 def _decoded_fill_value(said: Any, dtype: np.dtype[Any]) -> Any:
