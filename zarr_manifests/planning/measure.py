@@ -35,6 +35,7 @@ from zarr_manifests.grid import Box, Coords, IndexArray, clipped_cells, grid_cli
 type _Values = npt.NDArray[Any]
 
 _MOST_SUM: Final = 2**62
+_FLOAT: Final = np.dtype(np.float64)
 _SLAB: Final = 2**17
 """Number of values in chunks that are measured together; larger chunks are measured one by one."""
 _quiet: Final = np.errstate(invalid="ignore", over="ignore")
@@ -181,6 +182,7 @@ class CellWeights(Struct, frozen=True, eq=False, dict=True):
         inside = tuple(None if one is None else one[cells] for one, cells in parts)
         return CellWeights(inside, self.digest)
 
+    @_quiet
     def weigh(
         self, values: _Values, chunk_shape: Sequence[int], missing: _Values, *, some: bool
     ) -> tuple[_Values, _Values]:
@@ -188,20 +190,16 @@ class CellWeights(Struct, frozen=True, eq=False, dict=True):
 
         The block is as in `measure`; `some` says whether there are missing values.
         """
-        added, there = _present(values, missing, some=some)
-        whole = np.ones((1,) * values.ndim)
-        # Those without weights first, the last one above all: few values are left to multiply.
+        found = _present(values, missing, some=some)
+        # Axes without weights come first, the last one above all: few values are left to multiply.
         for axis in sorted(range(values.ndim), key=lambda at: (self.along[at] is not None, -at)):
-            starts, shape = np.arange(0, values.shape[axis], chunk_shape[axis]), [1] * values.ndim
-            shape[axis] = values.shape[axis]
-            one = self.along[axis]
-            weights = None if one is None else one.reshape(shape)
-            whole = whole * _summed(np.ones(shape), starts, axis, weights)
-            if one is None and chunk_shape[axis] == 1:
-                continue
-            added = _summed(added, starts, axis, weights)
-            there = None if there is None else _summed(there, starts, axis, weights)
-        return added.astype("f8").ravel(), (whole if there is None else there).ravel()
+            weights = self.along[axis]
+            if weights is not None:
+                factor = weights.reshape(-1, *(1,) * (values.ndim - axis - 1))
+                found = [one * factor for one in found]
+            found = [_reduced_along(np.add, one, axis, chunk_shape[axis], _FLOAT) for one in found]
+        added, there = found
+        return added.astype(_FLOAT).ravel(), there.ravel()
 
 
 def _declared(
@@ -234,45 +232,29 @@ def _squares(
     values: _Values, chunk_shape: Sequence[int], missing: _Values, some: bool
 ) -> npt.NDArray[np.float64]:
     """Sums of the squared deviations from the mean of each chunk; infinite with infinities."""
-    plain, none = CellWeights((None,) * values.ndim), missing[:0]
     added, there = _present(values, missing, some=some)
-    sums, cells = plain.weigh(added, chunk_shape, none, some=False)
-    if there is not None:
-        cells, _ = plain.weigh(there, chunk_shape, none, some=False)
+    sums, cells = (_reduced(np.add, one, chunk_shape, _FLOAT) for one in (added, there))
     cells = np.maximum(cells, 1)
     means = np.where(np.isfinite(sums), sums, 0.0) / cells
-    means = means.reshape(grid_shape(values.shape, chunk_shape))
     for axis, (size, chunk) in enumerate(zip(values.shape, chunk_shape, strict=True)):
         means = np.repeat(means, np.diff([*range(0, size, chunk), size]), axis)
     off = added.astype(np.float64) - means
-    off = off if there is None else off * there
-    sums, _ = plain.weigh(off, chunk_shape, none, some=False)
-    squares, _ = plain.weigh(off * off, chunk_shape, none, some=False)
-    found = np.maximum(squares - sums * sums / cells, 0.0)
+    off = off * there
+    sums, squares = (_reduced(np.add, one, chunk_shape, _FLOAT) for one in (off, off * off))
+    found = np.maximum(squares - sums * sums / cells, 0.0).ravel()
     return np.where(np.isfinite(found), found, np.inf)
 
 
-def _present(values: _Values, missing: _Values, *, some: bool) -> tuple[_Values, _Values | None]:
-    """Numbers with 0 in place of missing ones, and 1 where there is one; None: everywhere."""
+def _present(values: _Values, missing: _Values, *, some: bool) -> list[_Values]:
+    """Numbers with 0 in place of missing ones, and 1 where there is one."""
     dtype, number, marks = _numbers(values.dtype, missing)
     added: _Values = values.astype(dtype, copy=False).view(number)
     if not some:
-        return added, None
+        return [added, np.broadcast_to(1.0, added.shape)]
     absent = np.isnan(added) if dtype.kind == "f" else np.zeros(added.shape, np.bool_)
     for mark in marks:
         absent |= added == mark
-    return _zeroed(added, absent), np.where(absent, 0.0, 1.0)
-
-
-@_quiet
-def _summed(
-    values: _Values, starts: IndexArray, axis: int, weights: _Values | None = None
-) -> _Values:
-    """Sums of the runs that start there."""
-    values = values if weights is None else values * weights
-    if len(starts) == 1:
-        return np.asarray(np.add.reduce(values, axis=axis, dtype=np.float64, keepdims=True))
-    return np.add.reduceat(values, starts, axis=axis, dtype=np.float64)
+    return [_zeroed(added, absent), np.where(absent, 0.0, 1.0)]
 
 
 def _numbers(
@@ -340,14 +322,15 @@ def _reduced(
     The last axis comes at the end, when the fewest values are left of it.
     """
     for axis, chunk in enumerate(chunk_shape):
-        if chunk > 1:
-            values = _reduced_along(how, values, axis, chunk, dtype)
+        values = _reduced_along(how, values, axis, chunk, dtype)
     return values
 
 
 def _reduced_along(
     how: np.ufunc, values: _Values, axis: int, chunk: int, dtype: np.dtype[Any] | None
 ) -> _Values:
+    if chunk == 1:
+        return values
     before, size, behind = values.shape[:axis], values.shape[axis], values.shape[axis + 1 :]
     count, rest = divmod(size, chunk)
     place = (slice(None),) * axis
