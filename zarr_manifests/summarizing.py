@@ -12,7 +12,7 @@ selected value counts once. Sums are those of stored values, and are unpacked at
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import batched, product
 from typing import TYPE_CHECKING, Any, Final
@@ -122,26 +122,14 @@ def _weights(array: WhereArray, given: Any) -> CellWeights:
         )
     labelled = any(hasattr(said, "coords") for said in given.values())
     found = None if labelled else cell_weights(array.contents, array.node, given)
-    if found is not None:
-        return found
-    sizes = dict(zip(array.dims, array.meta.shape, strict=True))
-    what = "weights= names no dimension"
-    for dim, said in given.items():
-        if dim not in sizes:
-            what = f"/{array.node.path} has no dimension {dim!r}; it has {_named(array)}"
-        elif hasattr(said, "coords"):
-            what = (
-                f"the weights of {dim!r} have labels of their own, which do not count: give .values"
-            )
-        elif not isinstance(said, str) and np.shape(said) != (sizes[dim],):
-            what = f"{dim!r} has {sizes[dim]} positions, and its weights the shape {np.shape(said)}"
-        elif cell_weights(array.contents, array.node, {dim: said}) is None:
-            what = (
-                f"the weights of {dim!r} cannot be {said!r:.80}: give 'cos' of its coordinate in "
-                "degrees, the name of a variable along it alone, without packing, or a number for "
-                "each position; none is negative or missing"
-            )
-    raise InvalidArgumentError(what)
+    if found is None:
+        raise InvalidArgumentError(
+            f"weights={given!r:.200} are none of /{array.node.path}, whose dimensions are "
+            f"{_named(array)}: give for a dimension 'cos' of its coordinate in degrees, the name "
+            "of a variable along it alone, without packing, or a number for each position, without "
+            "labels; none is negative or missing"
+        )
+    return found
 
 
 def _named(array: WhereArray) -> str:
@@ -449,46 +437,32 @@ class _Summary:
     def _read(self, index: IndexArray, region: Box, run: Run | None) -> None:
         """Read the chunks with these linear indexes in the region, and measure what is selected."""
         expect("reading", len(index))
-        done, boxes = 0, [*self._blocks(boxes_of(index, region))]
+        nbytes = math.prod(self._array.meta.chunk_shape) * self._meaning.stored.itemsize
+        most, due = _BLOCK_BYTES // nbytes, boxes_of(index, region).tolist()
+        boxes = [box for lo, hi in due for box in Box(tuple(lo), tuple(hi)).pieces(most)]
         contents, node = self._array.contents, self._array.node
-        path = node.path
+        found = self._here(boxes)
         if (
             run is not None
             and len(boxes) >= _FOR_TASKS
             # Tasks see what is committed.
-            and path not in contents.changes.nodes
+            and node.path not in contents.changes.nodes
             and note_unchanged(contents, node, region)
         ):
-            task = _ReadTask(freeze_reader(contents), path, tuple(self._axes), self._digest)
-            for box, rows in zip(boxes, run(task.measured, boxes), strict=True):
-                self._add(rows)
-                tell("reading", done := done + box.size)
-            return
-        parallel = contents.context.runtime.parallel
+            state = freeze_reader(contents)
+            task = _ReadTask(state, node.path, tuple(self._axes), self._digest)
+            found = run(task.measured, boxes)
+        done = 0
+        for box, rows in zip(boxes, found, strict=True):
+            for row in rows:
+                self._totals.add(*row)
+            tell("reading", done := done + box.size)
+
+    def _here(self, boxes: Sequence[Box]) -> Iterable[list[Rows]]:
+        """What the blocks say, a few at a time."""
+        parallel = self._array.contents.context.runtime.parallel
         for some in batched(boxes, _ABREAST):
-            for rows in parallel([partial(self.measured, box) for box in some]):
-                self._add(rows)
-            tell("reading", done := done + sum(box.size for box in some))
-
-    def _add(self, rows: Sequence[Rows]) -> None:
-        for row in rows:
-            self._totals.add(*row)
-
-    def _blocks(self, boxes: IndexArray) -> Iterator[Box]:
-        """These boxes, cut along their first axes to what is read at once."""
-        nbytes = math.prod(self._array.meta.chunk_shape) * self._meaning.stored.itemsize
-        for lo, hi in boxes.tolist():
-            due = [Box(tuple(lo), tuple(hi))]
-            while due:
-                box = due.pop()
-                sides = [b - a for a, b in zip(box.lo, box.hi, strict=True)]
-                axis = next((axis for axis, side in enumerate(sides) if side > 1), None)
-                if axis is None or box.size * nbytes <= _BLOCK_BYTES:
-                    yield box
-                    continue
-                middle = box.lo[axis] + sides[axis] // 2
-                due.append(Box((*box.lo[:axis], middle, *box.lo[axis + 1 :]), box.hi))
-                due.append(Box(box.lo, (*box.hi[:axis], middle, *box.hi[axis + 1 :])))
+            yield from parallel([partial(self.measured, box) for box in some])
 
     def measured(self, box: Box) -> list[Rows]:
         """What a block of chunks says: rows, their groups, and how many cells they have."""
