@@ -542,11 +542,10 @@ class Session:
         ----------
         path : str
             The array.
-        places : mapping, callable or int[n, 2 * ndim]
+        places : mapping or callable
             From a chunk's coordinate to its new one, or to None to drop the chunk. A callable is
-            asked once for each chunk that is there, which takes seconds for a million. An array has
-            one row per chunk, the old coordinate and then the new one, where -1 on every axis drops
-            the chunk. Chunks that are not named stay; named chunks that do not exist are ignored.
+            asked once for each chunk that is there. Chunks that a mapping does not name stay; named
+            chunks that do not exist are ignored. A million chunks take seconds.
 
         Raises
         ------

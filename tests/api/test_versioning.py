@@ -102,17 +102,13 @@ def test_a_shift_is_slicing_by_whole_chunks(data: st.DataObject) -> None:
 
 
 @settings(max_examples=examples(40), deadline=None)
-@given(
-    st.permutations(range(6)), st.sets(st.integers(0, 5)), st.sampled_from(["map", "call", "array"])
-)
+@given(st.permutations(range(6)), st.sets(st.integers(0, 5)), st.sampled_from(["map", "call"]))
 def test_reindexing_is_a_permutation(order: list[int], dropped: set[int], how: str) -> None:
     repository = zm.create(MemoryStorage())
     commit(repository, lambda s: array(s, "a", np.arange(12, dtype="i4"), (2,)), "a")
     places = {(i,): None if i in dropped else (to,) for i, to in enumerate(order)}
     session = repository.writable_session()
-    rows = [(*was, -1 if to is None else to[0]) for was, to in places.items()]
-    forms = {"map": places, "call": places.__getitem__, "array": np.array(rows, "i1")}
-    session.reindex_array("a", forms[how])
+    session.reindex_array("a", places if how == "map" else places.__getitem__)
     expected = np.zeros((6, 2), "i4")
     for i, to in enumerate(order):
         if i not in dropped:
@@ -134,7 +130,7 @@ def test_shifts_that_are_refused_change_nothing(repository: Repository) -> None:
         ({(0,): (4,)}, r"chunk \(0,\) cannot go to \(4,\)"),
         ({(0,): (1,)}, r"chunks \(0,\) and \(1,\) both go to \(1,\)"),
         ({(0,): (1, 1)}, "one whole number an axis"),
-        (np.array([[0, 1], [1, 0], [0, 2]]), r"chunk \(0,\) is moved twice"),
+        ({0: (1,)}, "one whole number an axis"),
     ):
         with pytest.raises(InvalidArgumentError, match=what):
             session.reindex_array("g/x", places)

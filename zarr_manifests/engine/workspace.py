@@ -33,7 +33,7 @@ from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c_of_each
 from zarr_manifests.keys import ArrayMeta, check_inside, document_path, split
 from zarr_manifests.planning.merge import rearranged
-from zarr_manifests.planning.regions import Places, moves_of, plan_move, reindexed, shifted
+from zarr_manifests.planning.regions import Places, plan_move, reindexed, shifted
 from zarr_manifests.runtime import ForkSafeLock, forks_made
 
 UNKNOWN: Final = "whether its last commit took effect is not known"
@@ -580,7 +580,7 @@ def reindex_chunks(workspace: Workspace, path: str, places: Places) -> None:
         table = workspace.settled_chunks(node)
         before = np.zeros((0, len(meta.shape)), np.int64) if table is None else table.coords()
         name = f"/{node.path}"
-        keep, coords = reindexed(before, moves_of(places, before, name), meta.grid, name)
+        keep, coords = reindexed(before, places, meta.grid, name)
         if table is not None and not (keep.all() and (coords == before).all()):
             workspace.put_chunks(node, rearranged(table, keep, coords))
 

@@ -13,9 +13,8 @@ columns have the same length; bytes of inline chunks are stored back to back in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
 from operator import index
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +27,12 @@ from zarr_manifests.errors import (
     plain_text,
 )
 from zarr_manifests.format.chunk_table import (
-    NO_SOURCES,
     ChunkTable,
     RefKind,
-    VirtualSources,
     side_by_side,
 )
 from zarr_manifests.format.manifest import Node, NodeKind
-from zarr_manifests.grid import MAX_BOX_CHUNKS, Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import object_key
 from zarr_manifests.keys import lies_below
 from zarr_manifests.planning.components import key_of
@@ -115,29 +112,8 @@ def _bounds(part: Any) -> slice:
 
 # --- moves -------------------------------------------------------------------------------------
 
-type Places = (
-    Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None] | npt.NDArray[np.integer]
-)
-"""New coordinate by old one, None to drop the chunk; or an array with old and new side by side."""
-
-DROPPED: Final = -1
-"""In an array of moves: the new coordinate, on every axis, that drops the chunk."""
-
-
-class Moves(Struct, frozen=True):
-    """New coordinates of chunks.
-
-    Parameters
-    ----------
-    old, new : int64[n, ndim]
-        Old and new coordinates of each chunk.
-    dropped : bool[n]
-        Which chunks are dropped; their `new` is ignored.
-    """
-
-    old: IndexArray
-    new: IndexArray
-    dropped: npt.NDArray[np.bool_]
+type Places = Mapping[Coords, Coords | None] | Callable[[Coords], Coords | None]
+"""New coordinate by old one; None to drop the chunk."""
 
 
 def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
@@ -182,81 +158,35 @@ def shifted(
     return ((moved >= 0) & (moved < hi)).all(axis=1), moved
 
 
-def moves_of(places: Places, coords: IndexArray, name: str) -> Moves:
-    """The moves as columns. A function is called for each of `coords` (int64[n, ndim]).
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a coordinate is not one integer per axis, or an array's rows are not two.
-    """
-    ndim = coords.shape[1]
-    if callable(places):
-        found = [(chunk, places(chunk)) for chunk in map(tuple, coords.tolist())]
-    elif isinstance(places, Mapping):
-        found = list(places.items())
-    else:
-        columns = _whole_numbers(places, 2 * ndim, name)
-        was, to = columns[:, :ndim], columns[:, ndim:]
-        return Moves(was, to, (to == DROPPED).all(axis=1))
-    nowhere = (0,) * ndim
-    return Moves(
-        _whole_numbers([was for was, _ in found], ndim, name),
-        _whole_numbers([nowhere if to is None else to for _, to in found], ndim, name),
-        np.array([to is None for _, to in found], np.bool_),
-    )
-
-
-def _whole_numbers(rows: npt.ArrayLike, width: int, name: str) -> IndexArray:
-    """The rows as int64[n, width]."""
-    try:
-        found = np.asarray(rows)
-    except ValueError:  # rows of different lengths
-        found = np.zeros(0)
-    if isinstance(rows, list) and not rows:
-        found = np.zeros((0, width), np.int64)
-    fits = found.ndim == 2 and found.shape[1] == width and found.dtype.kind in "iu"
-    if not fits or (found.dtype.kind == "u" and found.size and found.max() > MAX_BOX_CHUNKS):
-        raise InvalidArgumentError(
-            f"{name}: a chunk coordinate is one whole number an axis; an array of moves has "
-            "columns for the old coordinate, then for the new one"
-        )
-    return found.astype(np.int64)
-
-
 def reindexed(
-    coords: IndexArray, moves: Moves, grid: Box, name: str
+    coords: IndexArray, places: Places, grid: Box, name: str
 ) -> tuple[npt.NDArray[np.bool_], IndexArray]:
     """Which chunks (at `coords`, in C order) are kept, and their new coordinates.
 
-    Chunks that `moves` does not name stay where they are. Moves of chunks that do not exist are
-    ignored.
+    Chunks that a mapping does not name stay where they are. Those that it names and that do not
+    exist are ignored. A function is called for each chunk.
 
     Raises
     ------
     InvalidArgumentError
-        If a chunk leaves the grid, two chunks get the same coordinate, or one is moved twice.
+        If a coordinate is not one integer per axis, a chunk leaves the grid, or two chunks get the
+        same coordinate.
     """
-    inside = np.flatnonzero(grid.holds(moves.old))
-    order = np.argsort(grid.ravel(moves.old[inside]), kind="stable")
-    inside = inside[order]
-    wanted, there = grid.ravel(moves.old[inside]), grid.ravel(coords)
-    again = np.flatnonzero(wanted[1:] == wanted[:-1])
-    if len(again):
-        raise InvalidArgumentError(f"{name}: chunk {_one(moves.old, inside[again])} is moved twice")
-    named = np.isin(wanted, there, assume_unique=True)
-    rows, which = np.searchsorted(there, wanted[named]), inside[named]
-    dropped = moves.dropped[which]
-    off = which[~dropped & ~grid.holds(moves.new[which])]
+    chunks = [*map(tuple, coords.tolist())]
+    if callable(places):
+        found = [places(chunk) for chunk in chunks]
+    else:
+        _whole_numbers(list(places), grid.ndim, name)
+        found = [places.get(chunk, chunk) for chunk in chunks]
+    keep, moved = np.array([to is not None for to in found], np.bool_), coords.copy()
+    moved[keep] = _whole_numbers([to for to in found if to is not None], grid.ndim, name)
+    kept = np.flatnonzero(keep)
+    off = kept[~grid.holds(moved[kept])]
     if len(off):
         raise InvalidArgumentError(
-            f"{name}: chunk {_one(moves.old, off)} cannot go to {_one(moves.new, off)}, which is "
+            f"{name}: chunk {_one(coords, off)} cannot go to {_one(moved, off)}, which is "
             f"not in the grid {grid.shape}"
         )
-    keep, moved = np.ones(len(coords), np.bool_), coords.copy()
-    keep[rows[dropped]] = False
-    moved[rows[~dropped]] = moves.new[which[~dropped]]
-    kept = np.flatnonzero(keep)
     target = grid.ravel(moved[kept])
     order = np.argsort(target, kind="stable")
     clash = np.flatnonzero(target[order][1:] == target[order][:-1])
@@ -269,6 +199,19 @@ def reindexed(
     return keep, moved
 
 
+def _whole_numbers(rows: Sequence[Any], width: int, name: str) -> IndexArray:
+    """The rows as int64[n, width]."""
+    try:
+        found = np.array(rows or np.zeros((0, width), np.int64))
+    except ValueError:  # rows of different lengths
+        found = np.zeros(0)
+    if found.ndim != 2 or found.shape[1] != width or found.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"{name}: a chunk coordinate is one whole number an axis, as in {{(0,): (1,)}}"
+        )
+    return found.astype(np.int64)
+
+
 def _one(coords: IndexArray, rows: npt.NDArray[np.int64]) -> Coords:
     """The coordinate in the first of these rows."""
     return tuple(coords[rows[0]].tolist())
@@ -277,61 +220,12 @@ def _one(coords: IndexArray, rows: npt.NDArray[np.int64]) -> Coords:
 # --- where chunks are stored --------------------------------------------------------------------
 
 
-class ChunkKind(IntEnum):
-    """Where a chunk's bytes are.
+def locate(table: ChunkTable) -> tuple[IndexArray, IndexArray]:
+    """For each row, the position of its location (int64[n], -1 if inline).
 
-    `INLINE`: in the manifest, or still in the session's memory. `NATIVE`: in an object of the
-    repository. `VIRTUAL`: in a file elsewhere.
-
-    Examples
-    --------
-    >>> from zarr_manifests.planning.regions import ChunkKind
-    >>> ChunkKind(2).name
-    'NATIVE'
+    Also the objects among the locations, by session and number (int64[m, 2]). Virtual files come
+    after these.
     """
-
-    INLINE = RefKind.INLINE
-    NATIVE = RefKind.NATIVE
-    VIRTUAL = RefKind.VIRTUAL
-
-
-class Locations(Sequence[str]):
-    """Object keys, then file URLs, that hold chunks. Each string is built on access."""
-
-    def __init__(
-        self,
-        sessions: Sequence[str],
-        session: IndexArray,
-        number: IndexArray,
-        files: VirtualSources = NO_SOURCES,
-    ) -> None:
-        self._sessions = tuple(sessions)
-        self._session = session
-        self._number = number
-        self._files = files
-
-    def __len__(self) -> int:
-        return len(self._number) + len(self._files)
-
-    @overload
-    def __getitem__(self, position: int) -> str: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[str]: ...
-    def __getitem__(self, position: int | slice) -> str | list[str]:
-        if isinstance(position, slice):
-            return [self[i] for i in range(*position.indices(len(self)))]
-        at, native = range(len(self))[position], len(self._number)
-        if at >= native:
-            return self._files[at - native].location
-        session = self._sessions[self._session.item(at)]
-        return object_key("chunks", session, self._number.item(at))
-
-    def __repr__(self) -> str:
-        return f"<{len(self._number)} objects and {len(self._files)} files>"
-
-
-def locate(table: ChunkTable) -> tuple[IndexArray, Locations]:
-    """For each row, the position of its location (int64[n], -1 if inline); and the locations."""
     found = np.full(len(table), -1, np.int64)
     native = np.flatnonzero(table.kind == RefKind.NATIVE)
     source, number = table.source[native], table.number[native]
@@ -345,8 +239,7 @@ def locate(table: ChunkTable) -> tuple[IndexArray, Locations]:
         distinct, found[native] = np.unique(rank, return_inverse=True)
     virtual = np.flatnonzero(table.kind == RefKind.VIRTUAL)
     found[virtual] = table.source[virtual] + len(distinct)
-    files = table.virtual if len(virtual) else NO_SOURCES
-    return found, Locations(table.sources, distinct // most, distinct % most, files)
+    return found, np.stack(np.divmod(distinct, most), axis=1)
 
 
 class ResolvedChunks(Struct, frozen=True, eq=False):
@@ -375,11 +268,6 @@ class ResolvedChunks(Struct, frozen=True, eq=False):
     inline : bytes
         The inline chunks' bytes.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the columns differ in length, or inline chunks are not stored back to back.
-
     Examples
     --------
     >>> import zarr, zarr_manifests as zm
@@ -402,17 +290,6 @@ class ResolvedChunks(Struct, frozen=True, eq=False):
     locations: Sequence[str]
     inline: bytes = field(default=b"")
 
-    def __post_init__(self) -> None:
-        columns = (self.kind, self.source, self.offset, self.length, self.checksum)
-        is_inline = self.kind == ChunkKind.INLINE
-        lengths = self.length[is_inline] if is_inline.any() else np.empty(0, np.int64)
-        if (
-            any(len(column) != len(self.coords) for column in columns)
-            or int(lengths.sum()) != len(self.inline)
-            or (self.offset[is_inline] != np.cumsum(lengths) - lengths).any()
-        ):
-            raise InvalidArgumentError("the columns of resolved chunks contradict each other")
-
     def __len__(self) -> int:
         return len(self.coords)
 
@@ -434,8 +311,11 @@ class ResolvedChunks(Struct, frozen=True, eq=False):
             none = np.empty(0, np.int64)
             kind = none.astype(np.uint8)
             coords = np.empty((0, ndim), np.int64)
-            return cls(path, coords, kind, none, none, none, none, Locations((), none, none))
-        kind, (source, locations) = table.kind.astype(np.uint8), locate(table)
+            return cls(path, coords, kind, none, none, none, none, [])
+        kind, (source, objects) = table.kind.astype(np.uint8), locate(table)
+        locations = [object_key("chunks", table.sources[at], n) for at, n in objects.tolist()]
+        if (kind == RefKind.VIRTUAL).any():
+            locations += [table.virtual[i].location for i in range(len(table.virtual))]
         known = (kind == RefKind.NATIVE) | ((kind == RefKind.VIRTUAL) & (table.number == 1))
         checksum = np.where(known, table.crc32c, -1)
         offset, length, inline = np.ascontiguousarray(table.offset), table.length, table.inline
@@ -472,11 +352,11 @@ class ResolvedChunks(Struct, frozen=True, eq=False):
                 "to_arrow() needs pyarrow, which is not installed; "
                 'pip install "zarr-manifests[spark]"'
             ) from error
-        is_inline = self.kind == ChunkKind.INLINE
-        kinds = pa.array([kind.name.lower() for kind in ChunkKind])
-        kind = self.kind.astype(np.int8) - np.int8(ChunkKind.INLINE)
+        is_inline = self.kind == RefKind.INLINE
+        kinds = pa.array([kind.name.lower() for kind in RefKind])
+        kind = self.kind.astype(np.int8)
         sources = pa.array(self.source.astype(np.int32), mask=is_inline)
-        locations = pa.array(list(self.locations), pa.string())
+        locations = pa.array(self.locations, pa.string())
         ndim = self.coords.shape[1]
         flat = pa.array(np.ascontiguousarray(self.coords).reshape(-1), pa.int64())
         coords = (
