@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ from msgspec import Struct
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box, Coords, IndexArray, places_in
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def runs_of(mask: npt.NDArray[np.bool_]) -> IndexArray:
@@ -285,20 +288,17 @@ class Lookup(Struct, frozen=True, eq=False):
 
     Parameters
     ----------
-    ordered : ndarray
+    labels : pandas.Index
         The labels, ascending.
-    positions : int64[n]
-        The position of each.
+    positions : int64[n + 1]
+        The position of each, and -1 for what is no label.
     tolerance : float or timedelta64, optional
         How far a value may be from its label; None if it has to equal it.
-    step : float, optional
-        The distance of labels that are about evenly spaced; their numbers are then computed.
     """
 
-    ordered: npt.NDArray[Any]
+    labels: pd.Index[Any]
     positions: IndexArray
     tolerance: Any = None
-    step: float | None = None
 
     @staticmethod
     def of(name: str, labels: npt.NDArray[Any], tolerance: Any = None) -> Lookup:
@@ -316,71 +316,32 @@ class Lookup(Struct, frozen=True, eq=False):
         >>> Lookup.of("lat", np.array([60.0, 45.0, 30.0])).find(np.array([30.0, 60.0, 50.0]))
         array([ 2,  0, -1])
         """
+        import pandas as pd
+
         positions = np.flatnonzero(labels == labels)
-        order = np.argsort(labels[positions], kind="stable")
-        positions = positions[order].astype(np.int64)
-        ordered = labels[positions]
-        again = np.flatnonzero(ordered[1:] == ordered[:-1])
-        if again.size:
+        positions = positions[np.argsort(labels[positions], kind="stable")]
+        ascending = pd.Index(labels[positions], dtype=labels.dtype)
+        if not ascending.is_unique:
+            again = ascending.to_numpy()[ascending.duplicated()]
             raise InvalidArgumentError(
-                f"the label {ordered[again[0]]} occurs twice along {name!r}, so the cell of a row "
+                f"the label {again[0]} occurs twice along {name!r}, so the cell of a row "
                 "is not unique"
             )
-        return Lookup(ordered, positions, tolerance, _even_step(ordered))
+        return Lookup(ascending, np.append(positions, _NOWHERE), tolerance)
 
     def find(self, values: npt.NDArray[Any]) -> IndexArray:
         """The positions of these values (of the labels' type); -1 for those that are no label."""
-        if not len(self.ordered):
-            return np.full(len(values), _NOWHERE, np.int64)
-        at = self._guess(values) if self.step is not None else self._nearest(values)
-        near = self.ordered.take(at)
-        with np.errstate(invalid="ignore"):
-            if self.tolerance is None:
-                found = near == values
-            else:
-                found = np.abs(near - values) <= self.tolerance
-        positions: IndexArray = self.positions.take(at)
-        if not found.all():
-            positions[~found] = _NOWHERE
-        return positions
-
-    def _guess(self, values: npt.NDArray[Any]) -> IndexArray:
-        """Numbers of the nearest labels, if values are near to any."""
-        assert self.step is not None
-        with np.errstate(invalid="ignore", over="ignore"):
-            far = (values - self.ordered[0]).astype(np.float64, copy=False) / self.step
-            np.rint(far, out=far)
-            np.fmax(far, 0, out=far)  # NaN, too, becomes 0
-            np.fmin(far, len(self.ordered) - 1, out=far)
-            return np.asarray(far, np.int64)
-
-    def _nearest(self, values: npt.NDArray[Any]) -> IndexArray:
-        right = np.searchsorted(self.ordered, values)
-        last = len(self.ordered) - 1
         if self.tolerance is None:
-            return np.minimum(right, last)
-        left, right = np.clip(right - 1, 0, last), np.clip(right, 0, last)
-        with np.errstate(invalid="ignore", over="ignore"):
-            nearer = values - self.ordered[left] <= self.ordered[right] - values
-        return np.where(nearer, left, right)
+            at = self.labels.get_indexer(values)
+        else:
+            at = self.labels.get_indexer(values, method="nearest", tolerance=self.tolerance)
+        found: IndexArray = self.positions.take(at)
+        return found
 
     def label_at(self, position: int) -> Any:
         """The label at a position; None if it is missing."""
-        at = np.flatnonzero(self.positions == position)
-        return self.ordered[at[0]] if at.size else None
-
-
-def _even_step(ordered: npt.NDArray[Any]) -> float | None:
-    """The mean distance of labels, if it is enough to number each of them."""
-    if len(ordered) < 2 or ordered.dtype.kind == "O":
-        return None
-    with np.errstate(over="ignore", invalid="ignore"):
-        far = (ordered - ordered[0]).astype(np.float64)
-        step = float(far[-1]) / (len(ordered) - 1)
-        if not (0 < step < np.inf) or (far < 0).any():
-            return None
-        even = np.abs(far / step - np.arange(len(ordered))) < 0.4
-    return step if even.all() else None
+        at = np.flatnonzero(self.positions[:-1] == position)
+        return self.labels.to_numpy()[at[0]] if at.size else None
 
 
 class Bins(Struct, frozen=True, eq=False):

@@ -455,7 +455,7 @@ def _region(
         (labels,) = parse_where([(name, "within", given)]).comparisons
         runs = matching_runs([labels], source.coordinate(name), axis.size, zone=zone)
         if len(runs) != 1:
-            known, what = axis.lookup.ordered, "nothing: there are no labels"
+            known, what = axis.lookup.labels.to_numpy(), "nothing: there are no labels"
             if len(runs):
                 what = f"{len(runs)} separate runs of labels; write one after the other"
             elif len(known):

@@ -119,8 +119,8 @@ FAULTS = [
     Fault(
         "labels-that-come-twice-accepted",
         "planning/scan.py",
-        "        if again.size:",
-        "        if again.size > len(labels):",
+        "        if not ascending.is_unique:",
+        "        if ascending.empty:",
     ),
     Fault(
         "unmeasured-chunks-left-out",
