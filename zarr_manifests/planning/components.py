@@ -11,8 +11,8 @@ What a writer has *read* is recorded too. Few chunk reads are recorded exactly. 
 become one bounding box per node, which may then include chunks that were not read, but never misses
 one. The size of the record is bounded by the number of nodes.
 
-Differences between two versions of a node, and three-way merges and patches of nodes
--------------------------------------------------------------------------------------
+Differences between two versions of a node, and three-way merges of nodes
+---------------------------------------------------------------------------
 
 A document has three parts. The *shape* of an array. Its *attributes*, which are compared and merged
 key by key. And its *structure*, which is everything else a reader needs to decode a chunk: codecs,
@@ -22,12 +22,6 @@ to the structure (`STRUCTURAL`), and so do attributes that are no JSON object.
 A merge keeps a document that only one side has changed byte for byte. A document that both have
 changed is written anew from the common ancestor, in an order that does not depend on which side
 came first.
-
-A *patch* applies a commit, or its reverse, to another snapshot. The commit led from `before` to
-`after`, and `here` is the snapshot to change. What is here as it was before becomes as it is after;
-what is already as it is after stays; anything else is a conflict. A revert is the same with before
-and after swapped. Only states are compared, so something that was changed and changed back is no
-conflict.
 """
 
 from __future__ import annotations
@@ -42,7 +36,6 @@ import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from zarr_manifests.errors import Conflict, ConflictKind
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
@@ -327,81 +320,9 @@ def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(map(absolute, paths)))
 
 
-# --- patches -----------------------------------------------------------------------------------
-
-type Nodes = Mapping[str, Node]
-
-
 def same_group(a: Node, b: Node) -> bool:
     """Whether both are groups with the same documents, which count as one."""
     return a.kind is b.kind is NodeKind.GROUP and a.documents == b.documents
-
-
-def decide_nodes(
-    paths: Iterable[str], before: Nodes, after: Nodes, here: Nodes
-) -> tuple[dict[str, Node | None], list[Conflict]]:
-    """Return the changes to the nodes at these paths (None deletes one), and the conflicts."""
-    concerned = set(paths)
-    places = {node.node_id: path for path, node in here.items()}
-    changes: dict[str, Node | None] = {}
-    found: list[tuple[str, str]] = []
-    for path in sorted(concerned):
-        was, to, now = before.get(path), after.get(path), here.get(path)
-        at = [places.get(node.node_id, path) for node in (was, to) if node is not None]
-        elsewhere = [place for place in at if place not in concerned]
-        if elsewhere:
-            found.append((path, f"it is at {absolute(elsewhere[0])} here"))
-        elif _same(now, to):
-            continue
-        elif _same(now, was):
-            changes[path] = to
-        else:
-            found.append((path, _reason(was, now)))
-    merged = {**here, **changes}
-    result = {path: node for path, node in merged.items() if node is not None}
-    return changes, [
-        Conflict(ConflictKind.METADATA, absolute(path), "metadata", reason)
-        for path, reason in (*found, *_misplaced(changes, result))
-    ]
-
-
-def _reason(was: Node | None, now: Node | None) -> str:
-    """What stands in the way of a change to a node that was something else."""
-    if now is None:
-        return "it is not here"
-    if was is None:
-        return "it is here already"
-    if was.node_id != now.node_id or now.kind is NodeKind.OPAQUE:
-        return "it has been made anew here"
-    if was.array is not None and now.array is not None and was.array.shape != now.array.shape:
-        return f"its shape is {now.array.shape} here, and the commit has it as {was.array.shape}"
-    differ = sorted({name.partition(".")[0] for name in field_changes(was, now)})
-    return f"its {', '.join(differ) or 'documents'} differ here from those of the commit"
-
-
-def _same(a: Node | None, b: Node | None) -> bool:
-    """Whether both are the same node; groups with the same documents count as the same."""
-    if a is None or b is None or a.node_id == b.node_id:
-        return a == b
-    return same_group(a, b)
-
-
-def _misplaced(changes: Mapping[str, Node | None], result: Nodes) -> Iterator[tuple[str, str]]:
-    """Paths of nodes that these changes would leave in no group, or below an array, with why."""
-    gone = [path for path, node in changes.items() if node is None]
-    for path, node in result.items():
-        if node.kind is NodeKind.OPAQUE:
-            continue
-        parent = path.rpartition("/")[0]
-        if path and path not in changes and parent in gone and parent not in result:
-            yield path, "it would be in a group that no longer exists"
-        if path in changes and parent and parent not in result:
-            yield path, "its group is not here"
-        for top in above(path):
-            array = result.get(top)
-            new = path in changes or top in changes
-            if new and array is not None and array.kind is NodeKind.ARRAY:
-                yield path, f"it would lie below the array {absolute(top)}"
 
 
 def key_of(path: str) -> str:

@@ -86,8 +86,8 @@ FAULTS = [
     Fault(
         "revert-overwrites-later-changes",
         "engine/rebase.py",
-        "differ = [due[differs(states.context, states.here, states.before, node_id, due)]]",
-        "differ = [due[:0]]",
+        "changed = ~same_chunks(context, on, node_id, was, now, at)",
+        "changed = np.zeros(len(at), np.bool_)",
     ),
     Fault(
         "values-changed-before-an-append-are-lost",
