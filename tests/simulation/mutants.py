@@ -262,11 +262,11 @@ def merge_overwrites(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A copy that is merged twice conflicts with itself.", 4)
 def merge_without_dedupe(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Merge, "_owner", lambda self, *args: ("", None))
     begin = Merge.__init__
 
     def begun(self: Merge, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
+        self.merged = {}
         self._same = lambda *args: False
 
     patch.setattr(Merge, "__init__", begun)

@@ -728,34 +728,3 @@ class ForkState(Struct, frozen=True):
     cache: CacheOptions = field(default_factory=CacheOptions)
     token: str | None = None
     depth: int = 0
-
-
-class Owners(Struct):
-    """Which copy each merged chunk and node came from, and its value at that time.
-
-    `tables` records chunks in bulk, in merge order; `chunks` records single chunks and is newer.
-    `objects` has the keys of chunk objects that copies wrote, `copies` the ids of merged copies.
-    """
-
-    chunks: dict[tuple[bytes, Coords], tuple[str, StoredRef]] = {}
-    nodes: dict[str, tuple[str, Node | None]] = {}
-    tables: dict[bytes, tuple[tuple[str, Rows], ...]] = {}
-    objects: set[str] = set()
-    copies: set[str] = set()
-
-    def of(
-        self, node_id: bytes, coords: Coords, fetch: Callable[[Rows], ChunkTable]
-    ) -> tuple[str, StoredRef] | None:
-        """The copy that a chunk came from, and its ref at that time; `fetch` loads rows."""
-        found = self.chunks.get((node_id, coords))
-        if found is None:
-            for copy_id, rows in reversed(self.tables.get(node_id, ())):
-                ref = fetch(rows).get(coords) if coords in rows.box else None
-                if ref is not None:
-                    return copy_id, ref
-        return found
-
-    def copy(self) -> Owners:
-        """A copy that shares nothing mutable."""
-        mappings = dict(self.chunks), dict(self.nodes), dict(self.tables)
-        return Owners(*mappings, set(self.objects), set(self.copies))

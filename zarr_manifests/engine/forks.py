@@ -317,10 +317,9 @@ def _check_one_writer_each(
 def _merge(workspace: Workspace, changed: Sequence[tuple[ChangeSet, ChangeSet, str]]) -> None:
     """Merge each copy's changes, given as (before, after, copy id); all or none."""
     with workspace.lock:
-        if any(has.tables for _, has, _ in changed):
-            workspace.flush()  # a table of refs has no room for staged chunks, except inline
+        workspace.flush()  # a table of refs has no room for staged chunks, except inline
         contents = workspace.contents
-        trial = Merge(contents, workspace.owners)
+        trial = Merge(contents, workspace.merged)
         for began, has, copy_id in changed:
             # The session reads what the copies spilled.
             spill = contents.changes.spill
@@ -334,7 +333,7 @@ def _merge(workspace: Workspace, changed: Sequence[tuple[ChangeSet, ChangeSet, s
         if conflicts:
             workspace.rebase(contents.view, before)
             raise ConflictError(_DIFFER, conflicts)
-        workspace.owners = trial.owners
+        workspace.merged = trial.merged
 
 
 class Copies:

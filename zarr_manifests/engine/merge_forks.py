@@ -6,16 +6,16 @@ is merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
 import numpy as np
 
-from zarr_manifests.engine.change_set import ChangeSet, Owners, Rows, lies_below, resident
+from zarr_manifests.engine.change_set import ChangeSet, Rows, lies_below, resident
 from zarr_manifests.engine.overlay import SessionView, same_chunk
 from zarr_manifests.errors import Conflict, ConflictKind
-from zarr_manifests.format.chunk_table import UNSET, ChunkTable, RefKind, StoredRef
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.planning.merge import (
@@ -25,13 +25,11 @@ from zarr_manifests.planning.merge import (
     inside,
     merge_layers,
     narrower,
-    pick,
-    rows_at,
-    select,
     shared_rows,
 )
 
 _ABSENT: Final = object()
+_LISTED: Final = 20
 
 
 def _may_share(ours: Rows, theirs: Rows) -> bool:
@@ -44,7 +42,7 @@ def _may_share(ours: Rows, theirs: Rows) -> bool:
 
 
 class Merge:
-    """Merges the changes of forks into a session's, and records which copy wrote what.
+    """Merges the changes of forks into a session's.
 
     A fork's change applies where the session has not changed since the fork was made, where the
     same copy made the earlier change, or where both made the same change. Anything else is a
@@ -54,12 +52,12 @@ class Merge:
     ----------
     contents : SessionView
         The session's contents. Merged is a copy of its changes, `mine`.
-    owners : Owners
-        What was merged earlier, which is copied too.
+    merged : mapping of str to ChangeSet
+        What was merged earlier of each copy, by copy id. `merged` is a copy with what is new.
     """
 
-    def __init__(self, contents: SessionView, owners: Owners) -> None:
-        self.mine, self.owners = contents.changes.copy(), owners.copy()
+    def __init__(self, contents: SessionView, merged: Mapping[str, ChangeSet]) -> None:
+        self.mine, self.merged = contents.changes.copy(), dict(merged)
         self._view, self._same = contents.view, partial(same_chunk, contents)
 
     def apply(self, before: ChangeSet, after: ChangeSet, copy_id: str) -> list[Conflict]:
@@ -67,19 +65,11 @@ class Merge:
 
         If there are conflicts, nothing is applied.
         """
-        theirs = after.since(before)
-        if copy_id in self.owners.copies:
-            self._leave_out_merged(theirs, copy_id)
-        self._single_out(before, theirs, copy_id)
-        for node_id, refs in [*theirs.chunks.items()]:  # skip what is merged already
-            new = {c: ref for c, ref in refs.items() if self._owner(node_id, c) != (copy_id, ref)}
-            theirs.chunks[node_id] = new
-            if not new:
-                del theirs.chunks[node_id]
-        for path, node in [*theirs.nodes.items()]:
-            known = self.owners.nodes.get(path) == (copy_id, node)
-            if known and not (node and node.node_id in (*theirs.chunks, *theirs.tables)):
-                del theirs.nodes[path]
+        theirs, known = after.since(before), after
+        if copy_id in self.merged:
+            before = self.merged[copy_id]
+            _leave_out(theirs, after, before)
+            known = before.copy()
         alive = {node.node_id for node in after.nodes.values() if node is not None}
         replaced = {
             old.node_id: path
@@ -96,7 +86,6 @@ class Merge:
             Conflict(ConflictKind.METADATA, f"/{path}", "metadata", differ)
             for path, node in theirs.nodes.items()
             if self.mine.nodes.get(path, _ABSENT) not in (before.nodes.get(path, _ABSENT), node)
-            and self.owners.nodes.get(path) != (copy_id, self.mine.nodes.get(path))
         ]
         gone = "written in the session and deleted in a fork"
         conflicts += [
@@ -104,156 +93,63 @@ class Merge:
             for node_id, path in replaced.items()
             if self.mine.beyond(node_id, before)
         ]
-        conflicts += self._chunk_conflicts(before, theirs, copy_id)
+        conflicts += self._chunk_conflicts(before, theirs)
         conflicts += self._cut_conflicts(before, theirs)
         if not conflicts:
-            self._take(theirs, after, replaced, copy_id)
+            _put(theirs, after, replaced, self.mine)
+            if known is not after:
+                _put(theirs, after, replaced, known)
+            self.merged[copy_id] = known
         return conflicts
-
-    def _owner(self, node_id: bytes, coords: Coords) -> tuple[str, StoredRef] | None:
-        return self.owners.of(node_id, coords, self.mine.rows)
-
-    def _leave_out_merged(self, theirs: ChangeSet, copy_id: str) -> None:
-        """Drop from a copy's tables the rows that an earlier merge of the copy applied."""
-        owned, single = self.owners.tables, self.owners.chunks
-        for node_id, parts in list(theirs.tables.items()):
-            brought = [rows for owner, rows in owned.get(node_id, ()) if owner == copy_id]
-            refs = {
-                coords: ref
-                for (node, coords), (owner, ref) in single.items()
-                if node == node_id and owner == copy_id
-            }
-            layers = [*brought, ChunkTable.of(refs)] if refs else brought
-            left: list[Rows] = []
-            for i, rows in enumerate(parts):
-                near = [layer for layer in layers if layer.box.overlaps(rows.box)]
-                if not resident(rows) and rows in near:
-                    continue  # merged already
-                if near:
-                    left += self._beyond(self._newest(rows, parts[i + 1 :]), near)
-                else:
-                    left.append(rows)
-            theirs.tables[node_id] = tuple(left)
-            if not left:
-                del theirs.tables[node_id]
-
-    def _newest(self, rows: Rows, later: Iterable[Rows]) -> ChunkTable:
-        """The rows, without those that a later layer of the same copy replaces."""
-        table = self.mine.rows(rows)
-        for layer in later:
-            if len(table) and layer.box.overlaps(table.box):
-                table = select(table, ~shared_rows(table, self.mine.rows(layer)))
-        return table
-
-    def _beyond(self, table: ChunkTable, layers: Sequence[Rows]) -> list[Rows]:
-        """The rows of the table that differ from these layers, of which the last wins."""
-        if not len(table):
-            return []
-        found = (pick(self.mine.rows(layer), table.coords()) for layer in layers)
-        known = [layer for layer in found if len(layer)]
-        new = difference(table, merge_layers([Layer(None, tuple(known))]).table)
-        return [] if new is None else [new]
-
-    def _single_out(self, before: ChangeSet, theirs: ChangeSet, copy_id: str) -> None:
-        """Turn bulk refs of a fork into single refs where the session changed the chunk too."""
-        for node_id, parts in list(theirs.tables.items()):
-            was = before.layers(node_id)
-            moved = [rows for rows in self.mine.layers(node_id) if rows not in was]
-            merged = self.owners.tables.get(node_id, ())
-            left: list[Rows] = []
-            for rows in parts:
-                near = [each for each in moved if _may_share(each, rows)]
-                if not near:
-                    left.append(rows)
-                elif resident(rows) or (copy_id, rows) not in merged:
-                    left += self._uncontested(before, theirs, node_id, rows, near)
-            if left:
-                theirs.tables[node_id] = tuple(left)
-            else:
-                del theirs.tables[node_id]
-
-    def _uncontested(
-        self, before: ChangeSet, theirs: ChangeSet, node_id: bytes, rows: Rows, near: Sequence[Rows]
-    ) -> list[Rows]:
-        """The rows that the session has not changed; the others become single refs."""
-        table = theirs.rows(rows)
-        both = np.zeros(len(table), np.bool_)
-        for each in near:
-            both |= shared_rows(table, self.mine.rows(each))
-        if both.any():
-            coords = table.coords()[both]
-            changed = difference(self.mine.at(node_id, coords), before.at(node_id, coords))
-            both[both] = False if changed is None else rows_at(changed, coords) >= 0
-        if not both.any():
-            return [rows]
-        theirs.chunks.setdefault(node_id, {}).update(select(table, both).refs())
-        return [] if both.all() else [select(table, ~both)]
 
     def _node(self, changes: ChangeSet, path: str) -> Node | None:
         return changes.nodes[path] if path in changes.nodes else self._view.nodes.get(path)
 
-    def _take(
-        self, theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], copy_id: str
-    ) -> None:
-        # This comes first: rows written to a manifest name objects that must be durable.
-        known = self.owners.objects
-        self.mine.unsynced += [key for key in theirs.unsynced if key not in known]
-        known.update(theirs.unsynced)
-        self.owners.copies.add(copy_id)
-        for node_id in replaced:
-            self.mine.forget(node_id)
-        for path, node in theirs.nodes.items():
-            self.owners.nodes[path] = copy_id, node
-            if node is None and path not in after.nodes:
-                self.mine.leave_node(path)
-            else:
-                self.mine.set_node(path, node)
-        for node_id, tables in theirs.tables.items():
-            for table in tables:
-                self.mine.put_table(node_id, table)
-                owned = self.owners.tables.get(node_id, ())
-                self.owners.tables[node_id] = (*owned, (copy_id, table))
-        for node_id, coords, ref in theirs.refs():
-            self.mine.chunks.setdefault(node_id, {})[coords] = ref
-            self.owners.chunks[node_id, coords] = copy_id, ref
-        for node_id, shape in theirs.truncated.items():
-            mine = self.mine.truncated
-            mine[node_id] = narrower(mine.get(node_id), shape) or shape
-        self.mine.reads.add(theirs.reads)
-        self.mine.take_zones(theirs.zones)
-
-    def _chunk_conflicts(
-        self, before: ChangeSet, theirs: ChangeSet, copy_id: str
-    ) -> list[Conflict]:
+    def _chunk_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
         paths = self._paths(theirs)
-        reason = (
-            "written in a fork, to an array that was deleted, "
-            "or made in a copy that is not merged yet"
-        )
         conflicts: list[Conflict] = []
         for node_id in theirs.touched():
-            if node_id not in paths:
-                lost = theirs.rows(theirs.layers(node_id)[0]).coords()[:20].tolist()
-                chunks = tuple(map(tuple, lost))
-                conflicts.append(Conflict(ConflictKind.DELETE, "/?", "chunks", reason, chunks))
-                continue
-            twice, path, refs = [], paths[node_id], theirs.chunks.get(node_id, {})
-            node = self._node(theirs, path) or self._node(self.mine, path)
-            for coords, ref in refs.items():
-                ours, was = self.mine.get(node_id, coords), before.get(node_id, coords)
-                if (
-                    ours != was
-                    and self._owner(node_id, coords) != (copy_id, ours)
-                    and (ours is None or not self._same(node, ours, ref))
-                ):
-                    twice.append(coords)
-            if twice:
-                differs = "written with different bytes by two writers of the same session"
-                where = tuple(sorted(twice)[:20])
-                conflicts.append(
-                    Conflict(ConflictKind.CHUNK, f"/{paths[node_id]}", "chunks", differs, where)
+            kind, path = ConflictKind.CHUNK, paths.get(node_id)
+            if path is None:
+                reason = (
+                    "written in a fork, to an array that was deleted, "
+                    "or made in a copy that is not merged yet"
                 )
+                kind = ConflictKind.DELETE
+                twice = [*map(tuple, theirs.rows(theirs.layers(node_id)[0]).coords().tolist())]
+            else:
+                reason = "written with different bytes by two writers of the same session"
+                node = self._node(theirs, path) or self._node(self.mine, path)
+                twice = self._written_twice(before, theirs, node_id, node)
+            if twice:
+                where = tuple(sorted(twice)[:_LISTED])
+                conflicts.append(Conflict(kind, f"/{path or '?'}", "chunks", reason, where))
         return conflicts
+
+    def _written_twice(
+        self, before: ChangeSet, theirs: ChangeSet, node_id: bytes, node: Node | None
+    ) -> list[Coords]:
+        """Chunks that the session has changed since `before`, and the copy to other bytes."""
+        known = before.layers(node_id)
+        moved = [rows for rows in self.mine.layers(node_id) if rows not in known]
+        twice: set[Coords] = set()
+        for rows in theirs.layers(node_id):
+            near = [each for each in moved if _may_share(each, rows)]
+            if not near:
+                continue  # nothing is fetched
+            table = theirs.rows(rows)
+            both = np.zeros(len(table), np.bool_)
+            for each in near:
+                both |= shared_rows(table, self.mine.rows(each))
+            if not both.any():
+                continue
+            at = table.coords()[both]
+            changed = difference(self.mine.at(node_id, at), before.at(node_id, at))
+            for coords in () if changed is None else map(tuple, changed.coords().tolist()):
+                ours, ref = self.mine.get(node_id, coords), theirs.get(node_id, coords)
+                if ours is None or ref is None or not self._same(node, ours, ref):
+                    twice.add(coords)
+        return [*twice]
 
     def _paths(self, theirs: ChangeSet) -> dict[bytes, str]:
         """The paths of the nodes whose chunks the copy has changed, if they are still there."""
@@ -277,21 +173,62 @@ class Merge:
                 or ours == theirs.nodes.get(path, before.nodes.get(path))
             ):
                 continue
-            refs = {**self.mine.chunks.get(node.node_id, {}), **theirs.chunks.get(node.node_id, {})}
-            cut = [c for c, ref in refs.items() if c not in node.array.grid and ref is not UNSET]
-            for side in (self.mine, theirs):
-                for rows in side.tables.get(node.node_id, ()):
-                    if lies_below(rows.box, node.array.grid.hi):
-                        continue
-                    table = side.rows(rows)
-                    out = ~inside(table.coords(), node.array.grid.hi)
-                    out &= table.kind != RefKind.UNSET
-                    cut += [tuple(c) for c in table.coords()[out][:20].tolist()]
-            if cut:
+            # What one side sets and the other unsets is gone with both.
+            layers = [
+                side.rows(rows)
+                for side in (self.mine, theirs)
+                for rows in side.layers(node.node_id)
+                if not lies_below(rows.box, node.array.grid.hi)
+            ]
+            table = merge_layers([Layer(None, tuple(layers))]).table
+            if table is None:
+                continue
+            coords = table.coords()
+            cut = coords[~inside(coords, node.array.grid.hi) & (table.kind != RefKind.UNSET)]
+            if len(cut):
                 reason = "written by one writer and cut off by another of the same session"
-                conflicts.append(
-                    Conflict(
-                        ConflictKind.SHAPE, f"/{path}", "chunks", reason, tuple(sorted(cut)[:20])
-                    )
-                )
+                where = tuple(map(tuple, cut[:_LISTED].tolist()))
+                conflicts.append(Conflict(ConflictKind.SHAPE, f"/{path}", "chunks", reason, where))
         return conflicts
+
+
+def _leave_out(theirs: ChangeSet, after: ChangeSet, merged: ChangeSet) -> None:
+    """Drop the changes of a copy that were merged earlier."""
+    for path in [*theirs.nodes]:
+        if after.nodes.get(path, _ABSENT) == merged.nodes.get(path, _ABSENT):
+            theirs.leave_node(path)
+    for node_id in theirs.touched():
+        known, left = merged.layers(node_id), list[Rows]()
+        if not all(not resident(rows) and rows in known for rows in theirs.layers(node_id)):
+            table = theirs.table(node_id)
+            assert table is not None  # the node is touched
+            changed = difference(table, merged.at(node_id, table.coords()))
+            left += [] if changed is None else [changed]
+        theirs.chunks.pop(node_id, None)
+        theirs.tables.pop(node_id, None)
+        for rows in left:
+            theirs.put_table(node_id, rows)
+
+
+def _put(theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], mine: ChangeSet) -> None:
+    """Put a copy's changes on top of mine."""
+    # This comes first: rows written to a manifest name objects that must be durable.
+    if theirs.unsynced:
+        known = {*mine.unsynced}
+        mine.unsynced += [key for key in theirs.unsynced if key not in known]
+    for node_id in replaced:
+        mine.forget(node_id)
+    for path, node in theirs.nodes.items():
+        if node is None and path not in after.nodes:
+            mine.leave_node(path)
+        else:
+            mine.set_node(path, node)
+    for node_id, tables in theirs.tables.items():
+        for table in tables:
+            mine.put_table(node_id, table)
+    for node_id, coords, ref in theirs.refs():
+        mine.chunks.setdefault(node_id, {})[coords] = ref
+    for node_id, shape in theirs.truncated.items():
+        mine.truncated[node_id] = narrower(mine.truncated.get(node_id), shape) or shape
+    mine.reads.add(theirs.reads)
+    mine.take_zones(theirs.zones)

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from zarr_manifests.engine.bulk_chunks import ArrayKeys
-from zarr_manifests.engine.change_set import ChangeSet, ForkState, Owners, Spill
+from zarr_manifests.engine.change_set import ChangeSet, ForkState, Spill
 from zarr_manifests.engine.chunks import sync_parts
 from zarr_manifests.engine.metadata import SessionKeys, create_own
 from zarr_manifests.engine.node_edits import NodeEdits, change_reported, refuse_in_copy
@@ -76,8 +76,8 @@ class Workspace:
         The session's open token, if its copies report what they change (`merge_forks`).
     frozen : ChangeSet or None
         The changes when the first reporting copy was made; None if there is none.
-    owners : Owners
-        Which copy each merged change came from.
+    merged : dict of str to ChangeSet
+        What was merged of each copy, by copy id.
     tip_checks : list of TipCheck
         What a tip has to pass before the changes are put on top of it.
     closed : str or None
@@ -129,7 +129,7 @@ class Workspace:
         self._noticeable_in: int | None = None
         self.pickled = False
         self.frozen: ChangeSet | None = None
-        self.owners = Owners()
+        self.merged: dict[str, ChangeSet] = {}
         self.tip_checks: list[TipCheck] = []
         self.landing = False  # last: the changes are others now
 
