@@ -1,7 +1,4 @@
-"""Making, opening and recovering repositories.
-
-One that a first commit makes is made with it: a write that fails leaves none.
-"""
+"""Making, opening and recovering repositories."""
 
 from __future__ import annotations
 
@@ -11,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine import upkeep
-from zarr_manifests.engine.create import Unmade
 from zarr_manifests.engine.metadata import is_there
 from zarr_manifests.engine.refs import DEFAULT_BRANCH
 from zarr_manifests.engine.view import create_at
-from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, ManifestsError
+from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
 from zarr_manifests.format.root import ROOT_KEY
-from zarr_manifests.ids import object_key
 from zarr_manifests.repository import Repository, context_of, open_repository
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage
@@ -26,7 +21,6 @@ from zarr_manifests.virtual.containers import Authorized, Containers, VirtualCon
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import RecoveryReport
-    from zarr_manifests.session import Fork, Session
 
 type Location = str | os.PathLike[str] | Storage | Repository
 
@@ -274,7 +268,7 @@ def write_into[Written](
     make: bool,
     virtual_containers: Mapping[str, Any] | None = None,
 ) -> Written:
-    """Write into an existing repository, or into one that the first commit makes.
+    """Write into a repository, which is made first if there is none.
 
     Parameters
     ----------
@@ -283,7 +277,7 @@ def write_into[Written](
     config : Config or mapping, optional
         Its configuration.
     write : callable
-        Writes and commits; called again if somebody else makes the repository in the meantime.
+        Writes and commits. If it fails, a new repository stays, and is empty.
     make : bool
         Whether a repository may be made.
     virtual_containers : mapping, optional
@@ -291,33 +285,4 @@ def write_into[Written](
     """
     if isinstance(target, Repository):
         return write(target)
-    if make and not exists(target):
-        unmade = Unmade(target)
-        try:
-            made = create(unmade, config, virtual_containers=virtual_containers)
-            written = write(made)
-            unmade.make()
-            return written
-        except BaseException as error:
-            if not _made_by_others(unmade, error):
-                raise
-    return write(open(target, config, virtual_containers=virtual_containers))
-
-
-def _made_by_others(unmade: Unmade, error: BaseException) -> bool:
-    """Withdraw what was written; return whether somebody else has made a repository."""
-    try:
-        others = unmade.withdraw() or isinstance(error, AlreadyExistsError)
-        return others and isinstance(error, ManifestsError) and exists(unmade.storage)
-    except ManifestsError as another:
-        error.add_note(f"what was written to {unmade.url} may be left there: {another}")
-        return False
-
-
-def let_others_open(session: Session | Fork) -> None:
-    """Let other processes open forks of a session, though there may be no repository yet."""
-    from zarr_manifests.store import workspace_of
-
-    workspace = workspace_of(session.store)
-    if isinstance(workspace.storage, Unmade):  # they need the objects that it holds back
-        workspace.storage.begin(object_key("chunks", workspace.keys.session_id, 0))
+    return write(open(target, config, create=make, virtual_containers=virtual_containers))

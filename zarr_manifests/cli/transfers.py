@@ -291,7 +291,7 @@ def _into[Made](
     take_in: Callable[[Repo], Made],
     also: Mapping[str, str] | None = None,
 ) -> Made:
-    """Import into the repository; if there is none, the first commit makes it.
+    """Import into the repository, which is made first if there is none.
 
     The containers are saved with it, and others.
     """

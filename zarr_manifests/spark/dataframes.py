@@ -50,7 +50,7 @@ from zarr_manifests.planning.conflict import Txn, txn_of
 from zarr_manifests.planning.scan import Bins, common_unit, default_chunks
 from zarr_manifests.planning.skipping import matching_runs
 from zarr_manifests.planning.where import parse_where, zone_of
-from zarr_manifests.repositories import Location, let_others_open, target_of, write_into
+from zarr_manifests.repositories import Location, target_of, write_into
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.spark.cell_writer import (
@@ -220,7 +220,6 @@ def write_rows(
                 done: Sequence[tuple[Fork, int]] = ()
                 plan = plan_write(session, options, rows, parallelism)
                 if plan is not None:
-                    let_others_open(session)
                     done = rows.fill(plan, session.fork())
                     session.merge(*(fork for fork, _ in done))
                 if txn is None and not session.status():

@@ -35,7 +35,6 @@ from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.planning.meaning import Meaning
 from zarr_manifests.planning.measure import CellWeights, measure
-from zarr_manifests.repositories import let_others_open
 from zarr_manifests.session import Fork, Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, freeze_store, workspace_of
@@ -171,7 +170,6 @@ class DatasetWriter(ArrayWriter):
         else:
             workspace = workspace_of(session.store)
             _check_reachable(workspace.storage, scheduler)
-            let_others_open(session)
             # The state of a fork, not a fork: unpickling a fork opens the snapshot, which may fail.
             origin = freeze_store(session.fork().store)
             written = self._write_blocks(origin, scheduler)

@@ -367,7 +367,6 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         attempts = 0
         while self.waiting:
             session = repository.writable_session(self.branch)
-            repositories.let_others_open(session)
             try:
                 self._commit(session)
                 attempts = 0

@@ -593,11 +593,7 @@ def _check_archives(context: ReadContext, root: Root | None, found: _Findings) -
 
 
 def _check_log(root: Root, archived: dict[int, Root], found: _Findings) -> None:
-    """Check that every operation but the first has left an archive that no collection removed.
-
-    The first made the empty repository. If it was made with the first commit, a writer that was
-    killed after that left no archive of it.
-    """
+    """Check that every operation has left an archive that no collection removed."""
     # Before the first collection, older ones may have been removed by hand.
     first = _first_kept(root) if root.collected else min(archived, default=root.version)
     entries: dict[int, LogEntry] = {}
@@ -606,7 +602,7 @@ def _check_log(root: Root, archived: dict[int, Root], found: _Findings) -> None:
             entries.update((entry.version, entry) for entry in one.log)
     for version in entries:
         key = archive_key(version)
-        if max(first, 2) <= version < root.version and version not in archived:
+        if first <= version < root.version and version not in archived:
             found.add(key, f"{key} is missing: version {version} made an operation")
     versions = sorted(v for v in archived if v <= root.version)
     for older, newer in pairwise(versions):

@@ -36,18 +36,6 @@ FAULTS = [
         "    repository_id",
     ),
     Fault(
-        "objects-of-others-withdrawn",
-        "engine/create.py",
-        "for key in keys if any(name in key for name in own))",
-        "for key in keys if own)",
-    ),
-    Fault(
-        "withdrawn-while-a-swap-may-land",
-        "engine/create.py",
-        "return True  # a request",
-        "return False  # a request",
-    ),
-    Fault(
         "epoch-comes-twice",
         "engine/epochs.py",
         "moved = replace(tip, epoch=root.version + 1)",
