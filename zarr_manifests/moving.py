@@ -294,15 +294,13 @@ def import_icechunk(
 def clone(
     repo: str | os.PathLike[str] | Storage | Repository,
     dest: str | os.PathLike[str] | Storage,
-    history: Literal["all", "head"] | None = None,
-    branches: Iterable[str] | None = None,
     *,
     storage_options: Mapping[str, object] | None = None,
 ) -> CloneReport:
     """Copy a repository to another place: its branches, tags and snapshots, with their ids.
 
     Every object is checked before it is written, and the clone opens once all are there. After
-    an interruption, the same call continues and copies nothing twice. Called later, it brings
+    an interruption, the same call continues and copies no chunk twice. Called later, it brings
     what is new: the commits since, and new branches and tags. Snapshots that have expired here
     expire in the clone. It never moves a branch of the clone back, and overwrites no commit
     there.
@@ -320,34 +318,20 @@ def clone(
         The repository.
     dest : str, path or Storage
         Where to: an empty place, or a clone of this repository, finished or not.
-    history : {"all", "head"}, optional
-        How much history a branch gets that the clone does not have yet: all of it, the default,
-        or only the head, as if the snapshots before had expired. A branch that the clone has
-        gets all commits since. Commits before are never added: `"all"` is an error if the
-        branch begins later there than here.
-    branches : iterable of str, optional
-        Which branches, `main` among them; by default all, and all tags. Otherwise those tags
-        come along that are in the history of these branches.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the other place.
 
     Raises
     ------
-    NotFoundError
-        If there is no such branch.
     AlreadyExistsError
         If there is anything else at the other place.
     ConflictError
         If a branch or a tag of the clone is not where it was here at any time, or others
-        change the clone meanwhile. If `history="all"` and the clone has a branch without its
-        older snapshots.
+        change the clone meanwhile.
     CorruptObjectError
         If an object is missing or damaged; it names the object.
-    MissingChunkError
-        If an object with chunks is missing.
     InvalidArgumentError
-        If the other place lies in this repository or around it, or `main` is not among the
-        branches.
+        If the other place lies in this repository or around it.
     UnsupportedStorageError
         If the other storage cannot put-if-absent and compare-and-swap.
 
@@ -365,9 +349,7 @@ def clone(
     True
     """
     storage = storage_of(dest, storage_options)
-    return upkeep.clone_repository.clone(
-        context_of(repository_of(repo)), storage, history, branches
-    )
+    return upkeep.clone_repository.clone(context_of(repository_of(repo)), storage)
 
 
 def export(

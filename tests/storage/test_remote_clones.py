@@ -46,7 +46,6 @@ def test_from_a_disk_to_a_bucket_and_back(object_server: ObjectServer, tmp_path:
     report = zm.clone(source, there)
     clone = zm.open(there)
     assert_equal(source, clone)
-    assert report.within_store == 0
     back = zm.clone(clone, tmp_path / "back")
     assert back.objects == report.objects
     assert_equal(source, zm.open(tmp_path / "back"))
@@ -66,13 +65,10 @@ def other_account() -> dict[str, str]:
 def test_within_a_bucket(object_server: ObjectServer, tmp_path: Path) -> None:
     at = f"s3://{object_server.bucket}/within/{tmp_path.name}"
     source = make(f"{at}/source")
-    chunks = sum(1 for _ in source.storage.list("chunks/"))
-    report = zm.clone(source, f"{at}/clone")
-    assert report.within_store == chunks
+    zm.clone(source, f"{at}/clone")
     assert_equal(source, zm.open(f"{at}/clone"))
     assert zm.clone(source, f"{at}/clone").objects == 0
-    report = zm.clone(source, f"{at}/other", storage_options={"credentials": other_account})
-    assert report.within_store == 0
+    zm.clone(source, f"{at}/other", storage_options={"credentials": other_account})
     assert_equal(source, zm.open(f"{at}/other"))
 
 

@@ -67,27 +67,16 @@ def run_export(
 
 
 @verb
-def run_clone(
-    repo: Repo,
-    dest: str,
-    *,
-    history: Literal["all", "head"] | None = None,
-    branch: list[str] | None = None,
-    to_option: Pairs = None,
-) -> object:
+def run_clone(repo: Repo, dest: str, *, to_option: Pairs = None) -> object:
     """Copy a repository to another place, or update its clone there.
 
     Parameters
     ----------
     dest :
         Where to: an empty place, or a clone made before.
-    history :
-        all (the default), or only the head of each branch that is new there.
-    branch : -b
-        Only these branches; all by default.
     """
     options = storage_options(dest, to_option, "--to-option")
-    return zm.clone(repo, dest, history, branch, storage_options=options)
+    return zm.clone(repo, dest, storage_options=options)
 
 
 @verb

@@ -392,15 +392,6 @@ class CloneReport(Report, Struct, frozen=True):
         Objects copied by this call.
     nbytes : int
         Their bytes.
-    within_store : int
-        How many of them the store has copied itself.
-    skipped : int
-        Objects that were there already, from a call that was interrupted.
-    chunks : int
-        Different ranges of chunk objects that these snapshots need and the clone may lack.
-    virtual : int
-        Chunks of these snapshots that are in files elsewhere. They stay there, and the clone
-        refers to the same files.
     """
 
     version: int
@@ -409,24 +400,11 @@ class CloneReport(Report, Struct, frozen=True):
     snapshots: int = 0
     objects: int = 0
     nbytes: int = 0
-    within_store: int = 0
-    skipped: int = 0
-    chunks: int = 0
-    virtual: int = 0
 
     def _lines(self) -> Iterator[str]:
         yield from (f"{name}  {head}" for name, head in self.branches.items())
-        facts = [
-            count_text(self.snapshots, "new snapshot"),
-            f"{count_text(self.objects, 'object')} copied ({bytes_text(self.nbytes)})",
-        ]
-        if self.within_store:
-            facts.append(f"{self.within_store:,} of them by the store itself")
-        if self.skipped:
-            facts.append(f"{self.skipped:,} there already")
-        if self.virtual:
-            facts.append(f"{count_text(self.virtual, 'chunk')} in files elsewhere, not copied")
-        yield "; ".join(facts)
+        copied = f"{count_text(self.objects, 'object')} copied ({bytes_text(self.nbytes)})"
+        yield f"{count_text(self.snapshots, 'new snapshot')}; {copied}"
 
 
 class RecoveryReport(Report, Struct, frozen=True):

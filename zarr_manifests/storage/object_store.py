@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import threading
@@ -43,13 +42,11 @@ from msgspec.structs import replace
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ObjectNotFoundError,
-    StorageError,
     UnsupportedStorageError,
 )
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.fsspec_store import FsspecStorage
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,
     Endpoint,
@@ -627,34 +624,6 @@ def _version_of(meta: Any) -> Version:
     """The version that an answer says; the client replaces an unknown time by zero."""
     modified_ms = int(meta["last_modified"].timestamp()) * 1000
     return Version(meta["e_tag"] or None, modified_ms or None, meta["size"])
-
-
-# --- copies within a bucket --------------------------------------------------------------------
-
-
-def copier_within(source: Storage, storage: Storage) -> Callable[[str, int], None] | None:
-    """A function that has the store copy the object with that key and size.
-
-    None if the two storages are not in one bucket, reached in the same way with the same
-    credentials. The function raises a `StorageError` if the object could not be copied, or has
-    another size.
-    """
-    one, other = unmetered(source), unmetered(storage)
-    if not (isinstance(one, ObjectStorage) and isinstance(other, ObjectStorage)):
-        return None
-    here, there = (dataclasses.replace(each.place, prefix="") for each in (one, other))
-    if here != there or here.kind == "http" or here.store or there.store:
-        return None
-    bucket = ObjectStorage(here)
-
-    def copy(key: str, nbytes: int) -> None:
-        names = [f"{at.prefix}/{key}".lstrip("/") for at in (one.place, other.place)]
-        bucket._ask("copy", key, lambda obstore: obstore.copy(bucket._client(nbytes), *names))
-        found = other.head(key).nbytes
-        if found != nbytes:
-            raise StorageError(f"{key} has {nbytes} bytes, and the store copied {found}")
-
-    return copy
 
 
 # --- stores that the caller has opened ---------------------------------------------------------

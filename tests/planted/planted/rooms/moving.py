@@ -68,7 +68,7 @@ FAULTS = [
     Fault(
         "a-clone-overwrites-commits-of-the-clone",
         "engine/upkeep/clone_repository.py",
-        "if parent is None or parent.key != mine.head.key:",
+        "if head not in ids:",
         "if False:",
     ),
     Fault(

@@ -86,8 +86,8 @@ FAULTS = [
     Fault(
         "clone-drops-its-own-commits",
         "engine/upkeep/clone_repository.py",
-        "if parent is None or parent.key != mine.head.key:",
-        "if parent is None and mine is None:",
+        "if head not in ids:",
+        "if head not in ids and not ids:",
     ),
     Fault(
         "damaged-chunk-repacked",
