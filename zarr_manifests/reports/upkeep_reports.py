@@ -258,8 +258,6 @@ class CollectionReport(Report, Struct, frozen=True):
     held_by : mapping of str to datetime or None
         Tags with snapshots that no branch has in its history; and leases on other snapshots than
         the heads of branches, with the time at which each ends.
-    held_nbytes : int
-        Bytes of the chunks that only tags, and leases on snapshots of no branch, need.
     waiting_until : datetime or None
         When what waits can be deleted, at the latest; leases may keep some of it longer.
     expiry : ExpiryReport
@@ -280,7 +278,6 @@ class CollectionReport(Report, Struct, frozen=True):
     waiting: int = 0
     waiting_nbytes: int = 0
     held_by: Mapping[str, datetime | None] = {}
-    held_nbytes: int = 0
     waiting_until: datetime | None = None
     expiry: ExpiryReport = field(default_factory=ExpiryReport)
     compacted: tuple[str, ...] = ()
@@ -325,9 +322,8 @@ class CollectionReport(Report, Struct, frozen=True):
                 "that is the grace. A grace of 0 deletes them now, and such writers cannot commit"
             )
         tags = [name for name, until in self.held_by.items() if until is None]
-        if self.held_nbytes:
-            said = listed(tags, _SHOWN) if tags else "leases"
-            yield f"{bytes_text(self.held_nbytes)} of chunks are only kept for {said}"
+        if tags:
+            yield f"kept with what only they need: {listed(tags, _SHOWN)}"
         for name, end in self.held_by.items():
             if end is not None:
                 said = f"until {time_text(end)}, if it is not renewed"

@@ -19,12 +19,11 @@ Expiry: moving the floors of branches, in one swap
 --------------------------------------------------
 
 Snapshots that leave history are listed in the root as pending until a collection has deleted their
-objects. Nothing is deleted here. Snapshots that stay are read. Of those that leave, the entries of
-history tell, unless a lease may keep one.
+objects. Nothing is deleted here.
 
 Invariant: leased snapshots stay in history. A branch's floor never rises above a leased snapshot.
-The first expiry also ends the history of tags; it is put off while a leased snapshot is only in the
-history of a tag.
+The first expiry also ends the history of tags; it is put off while a leased snapshot is in the
+history of no branch.
 
 Freeing space in one call: compaction where overwritten chunks are held, expiry, collection
 -------------------------------------------------------------------------------------------
@@ -50,12 +49,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import (
-    FOLLOWING,
     Link,
     ages,
     ancestors,
     archived_versions,
-    entries,
     follow,
     has_expired,
     lease_name,
@@ -77,7 +74,7 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedFormatError,
 )
-from zarr_manifests.format.chunk_table import RefKind, native_keys
+from zarr_manifests.format.chunk_table import native_keys
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COLLECTOR, Branch, PendingDeletion, Root, archive_key
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
@@ -166,7 +163,6 @@ def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -
         len(waiting),
         sum(info.nbytes for info in waiting),
         marks.held_by,
-        marks.held_nbytes,
         _utc(context.runtime.now_ms() + grace_ms) if waiting else None,
     )
 
@@ -252,14 +248,13 @@ class _Marks(Struct, frozen=True):
 
     `past` are pages of history about expired snapshots only, which live snapshots still name.
     `alone` says whether only leases keep some snapshots. `held_by` are tags and leases with
-    older snapshots, and `held_nbytes` the bytes of chunks that no branch needs.
+    older snapshots.
     """
 
     marked: set[str]
     past: Mapping[str, Link]
     alone: bool
     held_by: Mapping[str, datetime | None]
-    held_nbytes: int
 
 
 def _mark(context: ReadContext, root: Root) -> _Marks:
@@ -268,20 +263,15 @@ def _mark(context: ReadContext, root: Root) -> _Marks:
     If an index or a page of history cannot be read, all of its kind count as reached.
     """
     whole = context.roots.whole(root)
-    marked: set[str] = set()
     starts: dict[str, Link] = {}
     holders: dict[str, str] = {}
     for ref, _, holder in live_snapshots(context, whole):
         starts[ref.key] = Link(ref, Snapshot)
         holders.setdefault(ref.key, holder)  # a branch comes first
-    others = [link for key, link in starts.items() if holders[key]]
-    of_branches = [link for key, link in starts.items() if not holders[key]]
-    past, _ = _follow(context, starts, of_branches, marked, "marking")
-    more: dict[str, Link] = {}
-    held_nbytes = 0
-    if others:
-        stage = "marking what tags and leases keep"
-        more, held_nbytes = _follow(context, starts, others, marked, stage)
+    for branch in whole.branches.values():
+        if branch.index is not None:
+            starts[branch.index.key] = Link(branch.index, IndexDirectory)
+    marked, past = _follow(context, starts)
     leases = sorted(whole.leases, key=lambda lease: lease.expires_ms)
     until = {lease_name(lease): _utc(lease.expires_ms) for lease in leases}
     heads = {branch.head.key for branch in whole.branches.values()}
@@ -289,31 +279,18 @@ def _mark(context: ReadContext, root: Root) -> _Marks:
     alone = not {*holders.values()}.isdisjoint(until)
     held_by = {one: until.get(one) for one in sorted({*holders.values(), *held} - {""})}
     marked |= {page.blob.key for pages in root.pages.values() for page in pages}
-    indexes = {b.index.key: b.index for b in whole.branches.values() if b.index is not None}
-    for pointer in indexes.values():
-        marked |= _index_keys(context, pointer)
-    return _Marks(marked, past | more, alone, held_by, held_nbytes)
+    return _Marks(marked, past, alone, held_by)
 
 
 def _utc(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
-def _follow(
-    context: ReadContext,
-    starts: Mapping[str, Link],
-    links: Sequence[Link],
-    marked: set[str],
-    stage: str,
-) -> tuple[dict[str, Link], int]:
-    """Mark what some of the snapshots lead to.
-
-    Returns the pages of history before all of them, by key, and the bytes of chunks, by tables with
-    objects that were not marked before.
-    """
+def _follow(context: ReadContext, starts: Mapping[str, Link]) -> tuple[set[str], dict[str, Link]]:
+    """Keys of all that these lead to; and the pages of history before the snapshots, by key."""
+    marked: set[str] = set()
     past: dict[str, Link] = {}
-    nbytes = 0
-    lost: list[Link] = []
+    lost: set[str] = set()
 
     def load(link: Link) -> Any:
         if _leads_nowhere(link):
@@ -321,9 +298,9 @@ def _follow(
         try:
             return context.objects.load(link.ref, link.kind)
         except (CorruptObjectError, UnsupportedFormatError):
-            if link.page is None:
+            if link.page is None and link.kind not in (IndexDirectory, ZonePages):
                 raise
-            lost.append(link)
+            lost.add(link.ref.key.partition("/")[0])
             return None
 
     def wanted(link: Link) -> bool:
@@ -332,33 +309,17 @@ def _follow(
         past[link.ref.key] = link
         return False
 
-    found = follow(context.runtime, links, load, marked, wanted, stage)
-    for _, value in found:
+    for _, value in follow(context.runtime, starts.values(), load, marked, wanted, "marking"):
         for table in tables(value):
-            keys = native_keys(table)
-            if not keys <= marked:
-                nbytes += int(table.length[table.kind == RefKind.NATIVE].sum())
-            marked |= keys
-    if lost:
-        marked |= {info.key for info in context.storage.list("history/")}
-    return past, nbytes
+            marked |= native_keys(table)
+    for kind in lost:
+        marked |= {info.key for info in context.storage.list(f"{kind}/")}
+    return marked, past
 
 
 def _leads_nowhere(link: Link) -> bool:
     """Whether it need not be read: a page of entries or a zone map, without pointers to mark."""
     return link.kind is Zones or (link.page is not None and link.page.level == 0)
-
-
-def _index_keys(context: ReadContext, pointer: BlobRef) -> set[str]:
-    """Keys of an index; if it cannot be read, of all indexes, since no reader depends on one."""
-    try:
-        directory = context.objects.load(pointer, IndexDirectory)
-        zones = [(ref, ZonePages) for ref in directory.zones.values()]
-        pages = context.objects.load_all(zones).values()
-    except (CorruptObjectError, UnsupportedFormatError):
-        return {info.key for info in context.storage.list("indexes/")}
-    blobs = (*directory.zones.values(), *(b for p in pages for b in p.blobs))
-    return {pointer.key, *(blob.key for blob in blobs)}
 
 
 # --- what is dead ------------------------------------------------------------------------------
@@ -534,9 +495,9 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
             for name, branch in whole.branches.items()
         }
         if any(cut.gone for cut in cuts.values()) and (
-            held := _held_by_tags(context, whole, cuts, leased)
+            held := _held_elsewhere(whole, cuts, leased)
         ):
-            _LOG.warning("nothing expires yet: %s is leased, and in the history of tags only", held)
+            _LOG.warning("nothing expires yet: %s is leased, and in no branch's history", held)
             counts = {name: len(cut.kept) + len(cut.gone) for name, cut in cuts.items()}
             report = ExpiryReport({}, counts, dry_run)
             return root
@@ -561,48 +522,17 @@ def _cut(
     for ref, snapshot in ages(context, branch.head, branch.floor):
         line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms))
         parent = snapshot.parent
-        # Without leases, nothing older is kept. What leaves is only listed, and entries tell it.
-        if len(line) > 1 and not (leased or retention.keeps(len(line) - 1, snapshot.written_ms)):
-            gone, parent = _listed(context, ref, branch.floor, len(line) - 1)
-            return _Cut(line[:-1], gone, parent)
     count = kept_count(line, retention, leased)
     return _Cut(line[:count], line[count:], parent)
 
 
-def _listed(
-    context: ReadContext, start: BlobRef, floor: str | None, before: int
-) -> tuple[list[Aged], BlobRef | None]:
-    """The snapshot and those before it, newest first, and the parent of the oldest.
-
-    `progress` was told of the ones before, and is told of these.
-    """
-    line, parent = list[Aged](), None
-    for found in entries(context, start, floor):
-        for at in reversed(range(len(found))):
-            line.append(Aged(found.pointer(at).ref, found.ids[at], found.written_ms[at]))
-        tell(FOLLOWING, before + len(line))
-        parent = found.parent
-    return line, None if parent is None else parent.ref
-
-
-def _held_by_tags(
-    context: ReadContext, whole: Root, cuts: Mapping[str, _Cut], leased: Set[str]
-) -> str | None:
-    """A leased snapshot that is only in a tag's history, which would be lost; None if none is."""
+def _held_elsewhere(whole: Root, cuts: Mapping[str, _Cut], leased: Set[str]) -> str | None:
+    """A leased snapshot that may be in a tag's history only, which would be lost; else None."""
     if has_expired(whole):
         return None  # tags have already lost their history
     of_branches = {aged.snapshot_id for cut in cuts.values() for aged in (*cut.kept, *cut.gone)}
     of_tags = {snapshot_id_of(ref.key) for ref in whole.tags.values()}
-    due = leased - of_branches - of_tags
-    seen: set[str] = set()
-    for ref in whole.tags.values() if due else ():
-        for older, _ in ages(context, ref):
-            if snapshot_id_of(older.key) in due:
-                return snapshot_id_of(older.key)
-            if older.key in seen:
-                break  # the older ones were checked for another tag
-            seen.add(older.key)
-    return None
+    return min(leased - of_branches - of_tags, default=None)
 
 
 def _applied(whole: Root, cuts: Mapping[str, _Cut]) -> Root:

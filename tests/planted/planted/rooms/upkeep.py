@@ -8,14 +8,15 @@ FAULTS = [
     Fault(
         "deleted-although-something-cannot-be-read",
         "engine/upkeep/collect.py",
-        "            if link.page is None:\n                raise\n            lost",
+        "            if link.page is None and link.kind not in (IndexDirectory, ZonePages):\n"
+        "                raise\n            lost",
         "            lost",
     ),
     Fault(
         "pages-deleted-although-one-cannot-be-read",
         "engine/upkeep/collect.py",
-        "    if lost:",
-        "    if lost and not links:",
+        "    for kind in lost:",
+        "    for kind in lost - lost:",
     ),
     Fault(
         "pages-of-archives-deleted",
