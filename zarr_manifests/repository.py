@@ -1061,9 +1061,6 @@ class Repository:
     def explain_manifests(
         self,
         version: str | None = None,
-        *,
-        config: Config | Mapping[str, Any] | None = None,
-        costs: bool = False,
     ) -> ManifestLayout:
         """Which manifest holds which chunk refs of a snapshot, and the rule that put them there.
 
@@ -1071,24 +1068,13 @@ class Repository:
         sets that did not take it. All of it is in the snapshot; no manifest is fetched. By default
         for the head of `main`.
 
-        With a configuration, what a full compaction under it would make of the snapshot. All its
-        manifests are read, and nothing is written. What a tag or an id names is planned as if it
-        were the head of a branch.
+        To see what another configuration would make of it, open the repository with that one, and
+        compact a branch made for that.
 
         Parameters
         ----------
         version : str, optional
             As for `readonly_session`.
-        config : Config or mapping, optional
-            Another configuration; a mapping changes the options it names of the one in use.
-        costs : bool, default False
-            Measure also the requests and bytes of metadata that a new process needs to open and
-            read the snapshot, by fetching it once. Of a plan they are there anyway.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the configuration has faults.
 
         Examples
         --------
@@ -1098,20 +1084,14 @@ class Repository:
         ...     a = zarr.create_array(store, name="a", shape=(6,), chunks=(2,), dtype="i4")
         ...     a[:] = [1, 2, 3, 4, 5, 6]
         >>> _ = repo.compact("main", mode="full")
-        >>> layout = repo.explain_manifests(costs=True)
+        >>> layout = repo.explain_manifests()
         >>> [(one.set_name, one.refs) for one in layout.manifests]
         [('coordinates', 3)]
-        >>> layout.costs["opening"]["requests"]
-        1
         >>> layout.arrays[0].path, layout.arrays[0].rule, layout.arrays[0].manifests
         ('/a', 0, (0,))
         """
-        layouts = upkeep.repack_chunks
-        if config is not None:
-            return layouts.plan_layout(self._context, config, version)
-        layout = layouts.layout_now(self._context, self._refs.view(version, first=True))
-        measured = layouts.read_costs(self._context, version) if costs else None
-        return replace(layout, costs=measured)
+        view = self._refs.view(version, first=True)
+        return upkeep.repack_chunks.layout_now(self._context, view)
 
     def lease(
         self,

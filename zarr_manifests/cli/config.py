@@ -141,29 +141,14 @@ def _value(text: str) -> Any:
 
 
 @verb
-def run_explain(
-    repo: Repo,
-    array: str | None = None,
-    *,
-    at: str = "main",
-    config: typer.FileBinaryRead | None = None,
-) -> object:
+def run_explain(repo: Repo, array: str | None = None, *, at: str = "main") -> object:
     """Show each array's matching rule, its set and manifests; of one array, why it overflowed.
 
     Parameters
     ----------
     array :
         Show only this array, with its leaves.
-    config : -c FILE
-        What a full compaction with this configuration would give, and the costs of reading now and
-        then; a YAML file, - for standard input. Nothing is written.
     """
-    if config is not None and array is not None:
-        raise InvalidArgumentError("give an ARRAY or --config, not both")
-    if config is not None:
-        then = repo.explain_manifests(at, config=_read_config(config))
-        now = repo.explain_manifests(at, costs=True)
-        return Told({"now": now, "then": then}, ["now", now, "", "then", then])
     layout = repo.explain_manifests(at)
     return layout if array is None else _named(layout, array)
 

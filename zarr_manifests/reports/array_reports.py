@@ -300,18 +300,11 @@ class ManifestLayout(Report, Struct, frozen=True):
         The base's.
     arrays : tuple of ArrayPlace
         By path; opaque keys that are stored as chunks are among them.
-    costs : mapping of str to mapping, or None
-        If it was measured: the `requests` and the `nbytes` by which a process that has read nothing
-        yet fetches metadata; chunks are not counted. `opening`: to open the repository and the
-        snapshot, with its groups, arrays and attributes. `coordinates`: after that, to find all
-        chunks of all coordinates. `last_step`: after that, to find the last chunks along the first
-        axis of all other arrays, which is where one more step is appended.
     """
 
     snapshot_id: str
     manifests: tuple[ManifestPlace, ...]
     arrays: tuple[ArrayPlace, ...]
-    costs: Mapping[str, Mapping[str, int]] | None = None
 
 
 class IngestedFile(Report, Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""`zarr-manifests explain`: what a config would make of a repository."""
+"""`zarr-manifests explain`: which manifests the refs of an array are in."""
 
 from __future__ import annotations
 
@@ -10,42 +10,6 @@ import zarr
 
 import zarr_manifests as zm
 from cli_calls import call
-
-PLAN = b"""
-chunk-manifests:
-  sets:
-    - few: {max-manifest-size: 300}
-    - by-steps: {max-manifest-size: 2000, cardinality: null}
-  rules:
-    - {path: /lat, target: few}
-    - {path: /sea, target: by-steps}
-  splitting:
-    - {path: /sea, along: {0: 2000}}
-"""
-
-
-def test_a_plan_shows_what_would_be_and_writes_nothing(tmp_path: Path) -> None:
-    place = tmp_path / "repository"
-    repo = zm.create(place)
-    with repo.transaction(message="two arrays") as store:
-        for name, chunks in (("lat", 5), ("sea", 6_000)):
-            zarr.create_array(store, name=name, shape=(chunks,), chunks=(1,), dtype="i1")
-            at = np.arange(chunks)
-            files = [f"file:///archive/{name}.bin"]
-            store.set_virtual_refs(name, at[:, None], files, at * 0, at, at * 0 + 1)
-    repo.compact(mode="full")
-    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    done = call("explain", place, "--config", "-", given=PLAN)
-    assert done.exit_code == 0, done.output
-    found = [line.split() for line in done.stdout.partition("\nthen\n")[2].splitlines()]
-    for path, rule, wanted, leaves, refs in (
-        ("/lat", "0", "few", "1", "5"),
-        ("/sea", "1", "by-steps", "3", "6,000"),
-    ):
-        (row,) = (row for row in found if row[:1] == [path])
-        assert row[:4] == [path, rule, wanted, leaves]
-        assert refs in row
-    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
 
 
 @pytest.fixture
