@@ -318,11 +318,6 @@ class ObjectReader:
             self.remember(ref, found)
         return found
 
-    def block_due(self, ref: ManifestRef, part: Part) -> str | None:
-        """Name of the block to fetch for a table; None if none is, or the whole manifest."""
-        blob, kind = self._holder(ref, part)
-        return None if kind is Manifest or self.has(ref, part) else blob.name
-
     def _holder(self, ref: ManifestRef, part: Part) -> tuple[BlobRef, type[Block | Manifest]]:
         """The object to load for a table."""
         block = None if self._is_read_whole(ref) else ref.block(part)
@@ -331,13 +326,8 @@ class ObjectReader:
     def _is_read_whole(self, ref: ManifestRef) -> bool:
         return ref.blob.copy is not None or self.has(ref.blob, Manifest)
 
-    def table(
-        self, ref: ManifestRef, part: Part, loaded: Mapping[Any, Any], *, keep: bool = True
-    ) -> ChunkTable:
-        """One of the manifest's tables, from what `load_all` found, as far as that has it.
-
-        It stays in memory only if `keep` is set.
-        """
+    def table(self, ref: ManifestRef, part: Part, loaded: Mapping[Any, Any]) -> ChunkTable:
+        """One of the manifest's tables, from what `load_all` found, as far as that has it."""
         held: ChunkTable | None = loaded.get(_table_name(ref.blob, part)) if loaded else None
         if held is not None:
             return held
@@ -355,17 +345,15 @@ class ObjectReader:
                 raise CorruptObjectError(f"{ref.blob.key} has no such table in a block")
             return cast(bytes, tables[number])
 
-        return self.table_in(ref.blob, part, find, keep=keep)
+        return self.table_in(ref.blob, part, find)
 
-    def table_in(
-        self, ref: BlobRef, part: Part, find: Callable[[], bytes], *, keep: bool = True
-    ) -> ChunkTable:
+    def table_in(self, ref: BlobRef, part: Part, find: Callable[[], bytes]) -> ChunkTable:
         """A chunk table in the object; `find` returns it encoded."""
         name = _table_name(ref, part)
         found: ChunkTable | None = self.cache.find(name)
-        if found is None and keep:
-            return self._obtain(name, lambda: Manifest.decode(part, find()))
-        return Manifest.decode(part, find()) if found is None else found
+        if found is None:
+            found = self._obtain(name, lambda: Manifest.decode(part, find()))
+        return found
 
     def has_table(self, ref: BlobRef, part: Part) -> bool:
         """Whether a chunk table in the object is in memory."""

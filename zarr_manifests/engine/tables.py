@@ -1,31 +1,28 @@
 """The chunk tables that a snapshot refers to: finding, fetching and merging those of a node.
 
 A node's tables are in its *sources* (in the read list) and its *leaves* (in the base). They are
-fetched in one parallel round. Live deltas are then merged into *overlays*, by the sequence that
-they follow.
+fetched in one parallel round. Each table is narrowed to the chunks that are asked for before it is
+merged with others.
 
 Invariants: a fetched object is compared once with what the snapshot says about it, before it is
-used; decoded and merged tables are kept in the objects' cache while there is room, and are the same
-for all views of the snapshot.
+used; decoded tables are kept in the objects' cache while there is room, and are the same for all
+views of the snapshot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
-
-import numpy as np
+from typing import Any, Final, NamedTuple
 
 from zarr_manifests.engine.base_pages import BasePages
-from zarr_manifests.engine.caches import DecodedCache
 from zarr_manifests.engine.metadata import ObjectReader, Wanted
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, ManifestRef, Part, grouped
-from zarr_manifests.format.records import MAX_NUMBER, BlobRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.live_deltas import (
@@ -35,16 +32,31 @@ from zarr_manifests.planning.live_deltas import (
     TableSource,
     Truncation,
 )
-from zarr_manifests.planning.merge import Layer, Overlay, merge_layers, pick, within
+from zarr_manifests.planning.merge import Layer, Leaf, Overlay, fold, fold_leaves
 
 _FEW: Final = 8
 _ANY_NODE: Final = b""
-_BLOCKS: Final = 4
-"""Number of blocks of a manifest that are fetched one by one before the whole is."""
-_SHARE: Final = 4
-"""A manifest that takes a larger share of the cache may not stay there, so only blocks are read."""
-_MERGED_ROWS: Final = 1_000_000
-"""Rows up to which what is pending in a box is not merged early."""
+
+
+class Asked(NamedTuple):
+    """Chunks of a node that are asked for.
+
+    Attributes
+    ----------
+    narrow : callable
+        Leaves only the rows of these chunks in a table.
+    box : Box or None
+        A box around them; None for all chunks.
+    leaves : sequence of PlacedLeaf
+        The leaves with any of them.
+    outside : bool
+        Whether some may be in no leaf.
+    """
+
+    narrow: Callable[[ChunkTable], ChunkTable]
+    box: Box | None
+    leaves: Sequence[PlacedLeaf] = ()
+    outside: bool = True
 
 
 class SnapshotTables:
@@ -70,7 +82,6 @@ class SnapshotTables:
                 self._cuts.update(enumerate(found.truncated, position))
             else:
                 self._cuts[position] = found.truncated
-        self._asked: dict[str, set[str]] = {}  # blocks asked for, by the key of their manifest
         self._index: BaseIndex | None = None
         self._listed: dict[bytes, dict[int, list[TableSource]]] | None = None
         self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
@@ -108,88 +119,58 @@ class SnapshotTables:
         """What to load for the leaves."""
         return [(leaf.manifest, leaf.part) for leaf in leaves]
 
-    def _due_of(self, ref: ManifestRef, part: Part) -> list[Wanted]:
-        """What to load for one chunk of a table; of a manifest that was asked often, all of it."""
-        block = self._objects.block_due(ref, part)
-        if block is None:
-            return [(ref, part)]
-        asked = self._asked.setdefault(ref.blob.key, set())
-        asked.add(block)
-        stays = _SHARE * ref.blob.length <= self._objects.cache.max_size
-        return [(ref.blob, Manifest)] if stays and len(asked) > _BLOCKS else [(ref, part)]
-
-    def _known_overlay(self, node_id: bytes, after: int) -> Overlay | None:
-        found: Overlay | None = self._objects.cache.find(self._overlay_name(node_id, after))
-        return found
-
-    def _overlay_name(self, node_id: bytes, after: int) -> tuple[Any, ...]:
-        live = self._live.get(node_id) or self._sources(node_id)
-        return *self._name("overlay", node_id), live.since(after)
-
-    def _name(self, what: str, node_id: bytes) -> tuple[Any, ...]:
-        return what, self.ref.key, self.ref.crc32c, node_id
-
-    def _fetch(
-        self, node_id: bytes, afters: Set[int], leaves: Sequence[Wanted] = ()
-    ) -> tuple[dict[int, Overlay], dict[Any, Any]]:
-        """Fetch in one round; return overlays by the sequence they follow, and objects by key.
-
-        The objects include `leaves`, which `_due_leaves` has found.
-        """
-        known = {after: self._known_overlay(node_id, after) for after in afters}
-        overlays = {after: overlay for after, overlay in known.items() if overlay is not None}
-        if len(overlays) == len(known):
-            return overlays, self._load((), leaves)
-        cache, name = self._objects.cache, self._name("layers", node_id)
-        layers: Sequence[tuple[int, Layer]] | None = cache.find(name)
-        live = self._sources(node_id)
-        sources = live.sources if layers is None else ()
-        loaded = self._load(sources, leaves)
-        is_one = layers is None and not self.index.may_be_merged(node_id, live.oldest, MAX_NUMBER)
-
-        def merge(after: int) -> Overlay:
-            nonlocal layers
-            if layers is None:
-                layers = self._layers(node_id, sources, loaded, keep=False)
-                if not is_one:
-                    cache.keep(name, layers)  # there are other overlays to be made of them
-            return self._merged([layer for last, layer in layers if last > after])
-
-        for after in known.keys() - overlays.keys():  # by one of the threads that want it
-            overlays[after] = cache.obtain(
-                self._overlay_name(node_id, after), partial(merge, after)
-            )
-        return overlays, loaded
-
-    def _merged(self, layers: Sequence[Layer]) -> Overlay:
-        rows = sum(len(table) for layer in layers for table in layer.tables)
-        self._objects.meter.add("refs_merged", rows)
-        return merge_layers(layers)
-
-    def _fetch_some(
+    def _stacks(
         self,
         node_id: bytes,
-        afters: Set[int],
-        sources: Sequence[TableSource],
-        leaves: Sequence[Wanted] = (),
-        coords: IndexArray | None = None,
-    ) -> tuple[dict[int, Overlay], dict[Any, Any]]:
-        """Like `_fetch`, but only of these sources, and only of these chunks if any are given.
+        sources: Collection[TableSource],
+        asked: Sequence[Asked],
+        leaves: Sequence[PlacedLeaf] = (),
+        after: int = 0,
+    ) -> tuple[list[Stack], dict[Any, Any]]:
+        """What these sources say of what is asked for, and what was loaded with these leaves.
 
-        If everything is in memory, everything is merged and kept instead.
+        Everything is fetched in one round, and the tables decoded one after the other. `after` is a
+        sequence that the stacks are asked about, besides those of the leaves.
         """
-        live = self._sources(node_id)
-        known = all(self._known_overlay(node_id, after) is not None for after in afters)
-        if known or len(sources) == len(live.sources) or all(map(self._at_hand, live.sources)):
-            return self._fetch(node_id, afters, leaves)
-        loaded = self._load(sources, leaves)
-        layers = self._layers(node_id, sources, loaded, coords, keep=True)
-        return {
-            after: self._merged([layer for last, layer in layers if last > after])
-            for after in afters
-        }, loaded
+        loaded = self._load(sources, self._due_leaves(leaves))
+        wanted, apart = set(sources), {after, *(leaf.merged for leaf in leaves)}
+        stacks = [Stack(apart) for _ in asked]
+        for step in self._sources(node_id).in_order():
+            if isinstance(step, Truncation):
+                for stack in stacks:
+                    stack.add(step.last, Layer(step.shape, ()))
+            elif step.source in wanted:
+                table = self._table(node_id, step.source, step.number, loaded)
+                for one, stack in zip(asked, stacks, strict=True):
+                    if one.box is None or one.box.overlaps(table.box):
+                        stack.add(step.source.last, Layer(None, (one.narrow(table),)))
+        self._objects.meter.add("refs_merged", sum(stack.rows for stack in stacks))
+        return stacks, loaded
 
-    def _load(self, sources: Sequence[TableSource], leaves: Sequence[Wanted]) -> dict[Any, Any]:
+    def _resolved(
+        self, node_id: bytes, sources: Collection[TableSource], asked: Sequence[Asked]
+    ) -> list[ChunkTable | None]:
+        """The chunks that exist, of each that are asked for; `sources` may have changed them."""
+        leaves = [*{id(leaf): leaf for one in asked for leaf in one.leaves}.values()]
+        stacks, loaded = self._stacks(node_id, sources, asked, leaves)
+        tables = {id(leaf): self._leaf(leaf, loaded) for leaf in leaves}
+        since = self._sources(node_id).since
+        found: list[ChunkTable | None] = []
+        for one, stack in zip(asked, stacks, strict=True):
+            afters = {since(leaf.merged) for leaf in one.leaves} | ({0} if one.outside else set())
+            over = {after: stack.after(after) for after in afters}
+            held = [one.narrow(tables[id(leaf)]) for leaf in one.leaves]
+            if len(over) == 1:
+                found.append(fold(held, *over.values()))
+                continue
+            each = [
+                Leaf(leaf.part.box, table, over[since(leaf.merged)])
+                for leaf, table in zip(one.leaves, held, strict=True)
+            ]
+            found.append(fold_leaves(each, over.get(0, Overlay(None, None))))
+        return found
+
+    def _load(self, sources: Iterable[TableSource], leaves: Sequence[Wanted]) -> dict[Any, Any]:
         """The objects by key; missing ones are fetched in one round."""
         due = [one for source in sources for one in self._due_source(source)]
         return self._objects.load_all([*due, *leaves])
@@ -208,97 +189,29 @@ class SnapshotTables:
             if manifest is None:
                 due += self._due_source(place.source)
             else:
-                due += self._due_of(manifest, place.source.parts[place.number])
+                due.append((manifest, place.source.parts[place.number]))
         return due
-
-    def _at_hand(self, source: TableSource) -> bool:
-        return all(self._objects.has(blob, kind) for blob, kind in self._due_source(source))
-
-    def _is_asked_little(self, source: TableSource) -> bool:
-        """Whether the source has several blocks, of which few were asked for."""
-        few = len(self._asked.get(source.blob.key, ())) < _BLOCKS
-        return few and source.manifest is not None and bool(source.manifest.places)
 
     def _is_open(self, source: TableSource) -> bool:
         """Whether it was fetched with the snapshot and lives as long as this view."""
         return type(self.opening.get(source.position)) is source.kind
-
-    def _layers(
-        self,
-        node_id: bytes,
-        sources: Sequence[TableSource],
-        loaded: Mapping[Any, Any],
-        coords: IndexArray | None = None,
-        *,
-        keep: bool,
-    ) -> list[tuple[int, Layer]]:
-        tables: dict[TableSource, list[ChunkTable]] = {}
-        for source in sources:
-            numbers = range(len(source.parts))
-            found = [self._table(node_id, source, n, loaded, keep=keep) for n in numbers]
-            tables[source] = found if coords is None else [pick(one, coords) for one in found]
-        return self._sources(node_id).layers(tables)
-
-    def stacks(
-        self,
-        node_id: bytes,
-        boxes: Sequence[Box],
-        narrow: Callable[[ChunkTable], ChunkTable],
-        recent: DecodedCache,
-        apart: Collection[int],
-    ) -> list[Stack]:
-        """What live deltas say of each box, with each table put through `narrow`.
-
-        `apart` are the sequences up to which leaves of the node are merged. The objects are fetched
-        in one round, and the tables decoded one after the other.
-        """
-        if not boxes:
-            return []
-        live = self._sources(node_id)
-        stacks = [Stack(apart, _MERGED_ROWS) for _ in boxes]
-        near = np.array([live.overlap(box) for box in boxes]).reshape(len(boxes), -1)
-        due, steps = near.any(axis=0), list(live.in_order())
-        places = [step for step in steps if isinstance(step, TablePlace)]
-        wanted = {p.source: None for p, is_due in zip(places, due.tolist(), strict=True) if is_due}
-        loaded = self._load(list(wanted), ())
-        at = -1
-        for step in steps:
-            if isinstance(step, Truncation):
-                for stack in stacks:
-                    stack.add(step.last, Layer(step.shape, ()))
-                continue
-            at += 1
-            if due[at]:
-                place = node_id, step.source, step.number, loaded
-                name = step.source.blob.key, node_id, step.number
-                table = recent.obtain(name, partial(self._table, *place, keep=False))
-                for i in np.flatnonzero(near[:, at]).tolist():
-                    inner = narrow(within(table, boxes[i]))
-                    stacks[i].add(step.source.last, Layer(None, (inner,)))
-        return stacks
 
     def live_parts(self, node_id: bytes) -> list[Part]:
         """The node's tables in live deltas."""
         return [part for source in self._sources(node_id).sources for part in source.parts]
 
     def _table(
-        self,
-        node_id: bytes,
-        source: TableSource,
-        number: int,
-        loaded: Mapping[Any, Any],
-        *,
-        keep: bool = True,
+        self, node_id: bytes, source: TableSource, number: int, loaded: Mapping[Any, Any]
     ) -> ChunkTable:
-        """The source's table of the node with that number.
-
-        It stays in memory only if `keep` is set; a table that is about to be merged need not.
-        """
+        """The source's table of the node with that number."""
         part = source.parts[number]
         if source.manifest is not None:
-            return self._objects.table(source.manifest, part, loaded, keep=keep)
-        found: Delta | Digest
-        found = self.opening[source.position] if self._is_open(source) else loaded[source.blob.key]
+            return self._objects.table(source.manifest, part, loaded)
+        found: Any = loaded.get(source.blob.key)
+        if self._is_open(source):
+            found = self.opening[source.position]
+        elif found is None:
+            found = self._objects.load(source.blob, source.kind)
         held = found.embedded if isinstance(found, Delta) else found.tables
         checked = source.blob.key, node_id, source.position
         if checked not in self._checked:
@@ -309,7 +222,7 @@ class SnapshotTables:
                     f"{source.blob.key} has no chunk tables such as the snapshot says it has"
                 )
             self._checked.add(checked)
-        return self._objects.table_in(source.blob, part, partial(held.data, part), keep=keep)
+        return self._objects.table_in(source.blob, part, partial(held.data, part))
 
     def _check(self, delta: Delta, position: int) -> None:
         """Refuse a delta that differs from its entry; checked once, not for each node."""

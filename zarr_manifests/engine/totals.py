@@ -357,8 +357,6 @@ class _Counter:
         rows = sum(count for _, count in self._boxes.get(node_id, ()))
         if rows > _LOOKED_THROUGH + 4 * len(due):
             return there, lengths
-        if not over and not self._at_hand.has_leaves(node_id, around):
-            return there, lengths  # the usual case of an overwrite
         try:
             table = self._at_hand.chunks_at(node_id, due)
         except _NOT_TOLD:

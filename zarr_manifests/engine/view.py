@@ -3,13 +3,12 @@
 A lookup consults the live deltas, then the leaf whose box has the coordinate. A leaf has all
 changes up to its merged-to sequence, so only newer deltas apply inside its box; the same holds for
 the base's nodes. Everything needed is fetched in one parallel round. For the first chunk of a node
-these are the deltas whose boxes contain it. For the second chunk that needs another delta, it is
-everything left of the node, which is then merged once into the overlay that serves all further
-chunks. So one chunk costs only the tables that concern it, and a scan two rounds, not one per
-delta. A lookup of many chunks costs the tables that concern any of them.
+these are the deltas whose boxes contain it. With the second chunk that needs another delta, what is
+left of the node comes along. So one chunk costs only the tables that concern it, and a scan two
+rounds, not one per delta. A lookup of many chunks costs the tables that concern any of them.
 
-Invariant: a view never changes. What it fetches and merges is kept in the objects' cache while
-there is room, and is the same for all views of the snapshot.
+Invariant: a view never changes. What it fetches is kept in the objects' cache while there is room,
+and is the same for all views of the snapshot.
 
 What every part of the engine works with: one repository's storage, root, objects and runtime
 ---------------------------------------------------------------------------------------------
@@ -22,8 +21,8 @@ root, its configuration, its metadata.
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +36,7 @@ from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.heartbeat import Heart
 from zarr_manifests.engine.metadata import AtHand, NotAtHandError, ObjectReader, Objects, Wanted
 from zarr_manifests.engine.roots import RootAt, RootReader, Roots
-from zarr_manifests.engine.tables import SnapshotTables
+from zarr_manifests.engine.tables import Asked, SnapshotTables
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, NativeRef, Unset, VirtualRef
 from zarr_manifests.format.manifest import Base, Count, Delta, Digest, ManifestRef, Node
@@ -48,10 +47,10 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.metrics import Meter, connect
 from zarr_manifests.planning.garbage import tells_about
 from zarr_manifests.planning.leaves import PlacedLeaf
-from zarr_manifests.planning.live_deltas import Reach, any_at, clipped, picked, rows_in
+from zarr_manifests.planning.live_deltas import TableSource, any_at, rows_in
 from zarr_manifests.planning.live_deltas import check_axes as check_axes
-from zarr_manifests.planning.merge import Leaf, Overlay, fold, fold_leaves, inside, pick, within
-from zarr_manifests.runtime import SYSTEM, Runtime
+from zarr_manifests.planning.merge import Overlay, owned, pick, within
+from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import MeteredStorage, meter_of, metered
 from zarr_manifests.storage.protocol import ReadableStorage
@@ -59,9 +58,6 @@ from zarr_manifests.virtual.containers import Authorized, Containers
 
 DIGESTS: Final = "digests"
 """The first part of the keys of digests."""
-_ALONE_S: Final = 0.05
-"""Seconds before an overlay's cache entry is refreshed."""
-_now_s: Final = SYSTEM.monotonic_s
 
 
 class SnapshotView(SnapshotTables):
@@ -106,11 +102,7 @@ class SnapshotView(SnapshotTables):
         self.paths = PagedPaths(self.nodes)
         if not self.pages.is_inline:  # else the one index of the base, which is faster to ask
             self._index = PagedIndex(self.pages, self.by_id)
-        self._first: dict[bytes, Coords] = {}  # by node, until its overlay is made
-        # Overlays of nodes without a leaf, by node, while the cache keeps them, and the time until
-        # which the cache entry is not refreshed.
-        self._alone: dict[bytes, tuple[weakref.ref[Overlay], float]] = {}
-        self._damaged: set[bytes] = set()  # nodes whose overlay could not be made
+        self._fetched: set[bytes] = set()  # nodes of which tables were fetched for a chunk
 
     def counts_among(self, node_ids: Iterable[bytes]) -> tuple[Count, ...]:
         """The base's counts of at least these nodes; loads only their pages."""
@@ -206,39 +198,41 @@ class SnapshotView(SnapshotTables):
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
-        alone = self._alone.get(node_id)
-        if alone is not None:  # the usual case when many chunks are read
-            overlay, until_s = alone[0](), alone[1]
-            if overlay is not None and overlay.table is not None and _now_s() < until_s:
-                ref = overlay.table.get(coords)
-                if ref is not None:
-                    return None if isinstance(ref, Unset) else ref
         due = self._leaf_at(node_id, coords)
-        after = due[0].merged if due else 0
-        loaded: dict[Any, Any] = {}
-        overlay = self._known_overlay(node_id, after)
-        if overlay is None:
-            reach = self._sources(node_id).reach(coords, after)
-            if self._by_itself(node_id, coords, reach):
-                return self._reached(node_id, coords, reach, due)
-            try:  # in one round with the leaf, which is probably needed as well
-                overlays, loaded = self._fetch(node_id, {after}, self._due_leaf(due))
-            except CorruptObjectError:
-                self._damaged.add(node_id)
-                return self._reached(node_id, coords, reach, due)
-            overlay = overlays[after]
-            self._first.pop(node_id, None)
-        if not due and self.index.around(node_id) is None:
-            self._alone[node_id] = weakref.ref(overlay), _now_s() + _ALONE_S
-        if overlay.table is not None:
-            ref = overlay.table.get(coords)
+        reach = self._sources(node_id).reach(coords, due[0].merged if due else 0)
+        leaves = due if reach.base else []
+        wanted = [*self._due_places(reach.places), *self._due_leaves(leaves)]
+        loaded = self._fetched_for(node_id, wanted)
+        for place in reach.places:
+            ref = self._table(node_id, place.source, place.number, loaded).get(coords)
             if ref is not None:
                 return None if isinstance(ref, Unset) else ref
-            check_axes(overlay.table.box, len(coords))
-        cut = overlay.truncated
-        if cut is not None and not inside(np.array(coords, np.int64).reshape(1, -1), cut)[0]:
-            return None
-        return self._in_leaf(coords, due, loaded)
+        for leaf in leaves:
+            ref = self._leaf(leaf, loaded).get(coords)
+            if isinstance(ref, Unset):
+                key = leaf.manifest.blob.key
+                raise CorruptObjectError(f"{key} is a leaf and has an unset row")
+            return ref
+        return None
+
+    def _fetched_for(self, node_id: bytes, wanted: Sequence[Wanted]) -> dict[Any, Any]:
+        """What is wanted for one chunk of the node; empty if it is in memory.
+
+        If something was fetched for another chunk before, all that live deltas have of the node
+        comes along, without manifests that are read in blocks.
+        """
+        if all(self._objects.has(of, kind) for of, kind in wanted):
+            return {}
+        more: list[Wanted] = []
+        if node_id in self._fetched:
+            for source in self._sources(node_id).sources:
+                if source.manifest is None or not source.manifest.places:
+                    more += self._due_source(source)
+        self._fetched.add(node_id)
+        try:
+            return self._objects.load_all([*wanted, *more])
+        except CorruptObjectError:  # perhaps of what this chunk does not need
+            return self._objects.load_all(wanted)
 
     def following(
         self, node_id: bytes, coords: Coords, most: int, grid: Box, *, fetch: bool = False
@@ -266,58 +260,10 @@ class SnapshotView(SnapshotTables):
         if self._index is None or node_id not in self._live:
             return False
         due = self._leaf_at(node_id, coords)
-        if self._known_overlay(node_id, due[0].merged if due else 0) is None:
-            return False
-        return all(self._objects.has_table(leaf.manifest.blob, leaf.part) for leaf in due)
-
-    def _by_itself(self, node_id: bytes, coords: Coords, reach: Reach) -> bool:
-        """Whether to look the chunk up in the tables that contain it, without the rest of the node.
-
-        Not if another chunk was looked up that way and this one needs more tables, unless a few
-        blocks of these will do; nor if all tables are in memory, since they are then merged and
-        kept. (If that fails because some are damaged, chunks that do not need these are still
-        looked up.)
-        """
-        if node_id in self._damaged:
-            return True
-        begins = node_id not in self._first
-        alike = self._first.setdefault(node_id, coords) == coords
-        if begins and alike:
-            return True
-        if not all(self._at_hand(one) or self._is_asked_little(one) for one in reach.sources):
-            return alike
-        return not all(map(self._at_hand, self._sources(node_id).sources))
-
-    def _reached(
-        self, node_id: bytes, coords: Coords, reach: Reach, leaves: Sequence[PlacedLeaf]
-    ) -> ChunkRef | None:
-        """Look the chunk up in the tables that contain it, which are fetched in one round."""
-        due = leaves if reach.base else ()
-        wanted = [*self._due_places(reach.places), *self._due_leaf(due)]
-        loaded = self._objects.load_all(wanted)
-        for place in reach.places:
-            table = self._table(node_id, place.source, place.number, loaded)
-            ref = table.get(coords)
-            if ref is not None:
-                return None if isinstance(ref, Unset) else ref
-        return self._in_leaf(coords, due, loaded)
-
-    def _in_leaf(
-        self, coords: Coords, leaves: Sequence[PlacedLeaf], loaded: Mapping[Any, Any]
-    ) -> ChunkRef | None:
-        for leaf in leaves:
-            if not loaded and not self._objects.has_table(leaf.manifest.blob, leaf.part):
-                loaded = self._objects.load_all(self._due_leaf(leaves))
-            ref = self._leaf(leaf, loaded).get(coords)
-            if isinstance(ref, Unset):
-                key = leaf.manifest.blob.key
-                raise CorruptObjectError(f"{key} is a leaf and has an unset row")
-            return ref
-        return None
-
-    def _due_leaf(self, leaves: Sequence[PlacedLeaf]) -> list[Wanted]:
-        """What is due first for one chunk of the leaves."""
-        return [due for leaf in leaves for due in self._due_of(leaf.manifest, leaf.part)]
+        reach = self._live[node_id].reach(coords, due[0].merged if due else 0)
+        tables = [(place.source.blob, place.source.parts[place.number]) for place in reach.places]
+        tables += [(leaf.manifest.blob, leaf.part) for leaf in due if reach.base]
+        return all(self._objects.has_table(blob, part) for blob, part in tables)
 
     def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
         self._check_leaves(node_id, len(coords))
@@ -340,21 +286,14 @@ class SnapshotView(SnapshotTables):
 
         With a region, rows outside it may be missing.
         """
-        found = self._known_overlay(node_id, after)
-        if found is not None:
-            return found
-        if region is None:
-            return self._fetch(node_id, {after})[0][after]
-        box = region
-        sources = self._sources(node_id).where(
-            lambda last, of: last > after and of.overlaps(box), box.ndim
-        )
-        return self._fetch_some(node_id, {after}, sources)[0][after]
-
-    def has_leaves(self, node_id: bytes, box: Box) -> bool:
-        """Whether the node's leaves that overlap the box need no fetch."""
-        due = self._due_leaves(self.index.placed_in(node_id, box))
-        return all(self._objects.has(blob, kind) for blob, kind in due)
+        live, asked = self._sources(node_id), Asked(lambda table: table, None)
+        sources = live.sources
+        if region is not None:
+            asked = Asked(partial(_inside, region), region)
+            sources = tuple(live.deciding(region))
+        newer = [source for source in sources if source.last > after]
+        (stack,), _ = self._stacks(node_id, newer, [asked], after=after)
+        return stack.after(after)
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base whose boxes are wanted, without overlays."""
@@ -364,17 +303,8 @@ class SnapshotView(SnapshotTables):
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that exist; None if there are none."""
-        due = self.index.placed(node_id)
-        afters = {0, *(leaf.merged for leaf in due)}
-        overlays, loaded = self._fetch(node_id, afters, self._due_leaves(due))
-        tables = [self._leaf(leaf, loaded) for leaf in due]
-        if len(overlays) == 1:
-            return fold(tables, overlays[0])
-        leaves = [
-            Leaf(leaf.part.box, table, overlays[leaf.merged])
-            for leaf, table in zip(due, tables, strict=True)
-        ]
-        return fold_leaves(leaves, overlays[0])
+        asked = Asked(lambda table: table, None, self.index.placed(node_id))
+        return self._resolved(node_id, self._sources(node_id).sources, [asked])[0]
 
     def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
         """Those of these chunks of the node (int64[n, ndim], n >= 1) that exist.
@@ -382,21 +312,13 @@ class SnapshotView(SnapshotTables):
         Leaves without any of them are not read.
         """
         self._check_leaves(node_id, coords.shape[1])
+        box = Box.around_coords(coords)
         due = [
-            leaf
-            for leaf in self.index.placed_in(node_id, Box.around_coords(coords))
-            if leaf.part.box.holds(coords).any()
+            leaf for leaf in self.index.placed_in(node_id, box) if leaf.part.box.holds(coords).any()
         ]
         sources = self._sources(node_id).where(any_at(coords, due), coords.shape[1])
-        afters = {0, *(leaf.merged for leaf in due)}
-        first = self._due_leaves(due)
-        overlays, loaded = self._fetch_some(node_id, afters, sources, first, coords)
-        over = {after: picked(overlay, coords) for after, overlay in overlays.items()}
-        leaves = [
-            Leaf(leaf.part.box, pick(self._leaf(leaf, loaded), coords), over[leaf.merged])
-            for leaf in due
-        ]
-        return fold_leaves(leaves, over[0])
+        asked = Asked(lambda table: pick(table, coords), box, due)
+        return self._resolved(node_id, sources, [asked])[0]
 
     def chunks_in(
         self, node_id: bytes, box: Box, without: Collection[Box] = ()
@@ -405,28 +327,28 @@ class SnapshotView(SnapshotTables):
 
         Leaves and deltas without chunks in the box are not read.
         """
-        self._check_leaves(node_id, box.ndim)
-        placed = self.index.placed_in(node_id, box)
-        due = [leaf for leaf in placed if leaf.part.box not in without]
-        afters = {leaf.merged for leaf in due}
-        if sum(leaf.part.box.shared_size(box) for leaf in placed) < box.size:
-            afters.add(0)  # part of the box is in no leaf
-        elif not due:
-            return None
-        since = min(afters, default=0)
-        sources = [s for s in self._sources(node_id).deciding(box) if s.last > since]
-        overlays, loaded = self._fetch_some(node_id, afters, sources, self._due_leaves(due))
-        over = {after: clipped(overlay, box) for after, overlay in overlays.items()}
-        tables = [within(self._leaf(leaf, loaded), box) for leaf in due]
-        if len(over) == 1 and len(due) == len(placed):
-            return fold(tables, *over.values())
-        leaves = [
-            Leaf(leaf.part.box, table, over[leaf.merged])
-            for leaf, table in zip(due, tables, strict=True)
-        ]
-        outside = over.get(0, Overlay(None, None))
-        rest = rows_in(outside.table, [*without], outside=True)
-        return fold_leaves(leaves, Overlay(None, rest))
+        (found,) = self.chunks_in_each(node_id, [box], without)
+        return rows_in(found, without, outside=True) if without else found
+
+    def chunks_in_each(
+        self, node_id: bytes, boxes: Sequence[Box], unread: Collection[Box] = ()
+    ) -> list[ChunkTable | None]:
+        """The node's chunks that exist in each of the boxes, fetched in one round.
+
+        Leaves with a box in `unread` are not read; what live deltas have there may be missing.
+        """
+        live, asked, sources = self._sources(node_id), list[Asked](), dict[TableSource, None]()
+        for box in boxes:
+            self._check_leaves(node_id, box.ndim)
+            placed = self.index.placed_in(node_id, box)
+            due = [leaf for leaf in placed if leaf.part.box not in unread]
+            covered = sum(leaf.part.box.shared_size(box) for leaf in placed) >= box.size
+            asked.append(Asked(partial(_inside, box), box, due, outside=not covered))
+            if due or not covered:
+                since = min((leaf.merged for leaf in due), default=0) if covered else 0
+                new = (source for source in live.deciding(box) if source.last > since)
+                sources.update(dict.fromkeys(new))
+        return self._resolved(node_id, sources, asked)
 
     def truncations(self, position: int) -> Mapping[bytes, Coords]:
         """The truncations of the entry at that position of the read list, by node id."""
@@ -436,6 +358,11 @@ class SnapshotView(SnapshotTables):
         """Ids of all nodes with chunk tables or truncations in live deltas."""
         ids = {part.node_id for entry in self.snapshot.deltas for part in entry.parts()}
         return ids.union(*self._cuts.values())
+
+
+def _inside(box: Box, table: ChunkTable) -> ChunkTable:
+    """The table's rows in the box, which do not keep the other rows in memory."""
+    return owned(within(table, box))
 
 
 def opening_kind(ref: BlobRef) -> type[Delta | Digest]:

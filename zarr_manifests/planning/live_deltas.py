@@ -27,7 +27,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from zarr_manifests.errors import CorruptObjectError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import (
     Count,
     Counted,
@@ -50,9 +50,7 @@ from zarr_manifests.planning.merge import (
     in_box,
     inside,
     merge_layers,
-    pick,
     select,
-    within,
 )
 from zarr_manifests.report import Report
 from zarr_manifests.texts import count_text
@@ -127,11 +125,6 @@ class Reach(Struct, frozen=True):
 
     places: tuple[TablePlace, ...]
     base: bool
-
-    @property
-    def sources(self) -> list[TableSource]:
-        """The sources of the tables, without duplicates."""
-        return list(dict.fromkeys(place.source for place in self.places))
 
 
 class LiveSources:
@@ -255,20 +248,6 @@ class LiveSources:
         for box in self._axes.values():
             check_axes(box, ndim)
 
-    def layers(self, tables: Mapping[TableSource, Sequence[ChunkTable]]) -> list[tuple[int, Layer]]:
-        """The given tables and all truncations as layers, oldest first, each with its sequence."""
-        found: dict[int, tuple[int, list[ChunkTable]]] = {
-            position: (cut.last, []) for position, cut in self._cuts.items()
-        }
-        for source in self.sources:
-            if source in tables:
-                _, held = found.setdefault(source.position, (source.last, []))
-                held.extend(tables[source])
-        return [
-            (last, Layer(cut.shape if (cut := self._cuts.get(at)) else None, tuple(held)))
-            for at, (last, held) in sorted(found.items())
-        ]
-
 
 class Stack:
     """What live deltas say of one box: their layers, oldest first.
@@ -280,11 +259,11 @@ class Stack:
     ----------
     apart : collection of int
         The sequences that `after` is called with, besides 0 and such as are newer than all layers.
-    most : int
+    most : int, optional
         Rows up to which layers are never merged early.
     """
 
-    def __init__(self, apart: Collection[int], most: int) -> None:
+    def __init__(self, apart: Collection[int], most: int = 1_000_000) -> None:
         self._apart = sorted(apart)
         self._most = most
         self._layers: list[tuple[int, Layer]] = []
@@ -303,12 +282,6 @@ class Stack:
     def after(self, after: int) -> Overlay:
         """All layers with a sequence beyond `after`, merged."""
         return merge_layers([layer for last, layer in self._layers if last > after])
-
-    def removes(self, after: int) -> bool:
-        """Whether a layer with a sequence beyond `after` may remove chunks."""
-        layers = [layer for last, layer in self._layers if last > after]
-        unset = any((t.kind == RefKind.UNSET).any() for layer in layers for t in layer.tables)
-        return unset or any(layer.truncated is not None for layer in layers)
 
     def _merge(self) -> None:
         groups = grouped((bisect_left(self._apart, each[0]), each) for each in self._layers)
@@ -339,21 +312,6 @@ def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, B
         )
 
     return wanted
-
-
-def picked(overlay: Overlay, coords: IndexArray) -> Overlay:
-    """The overlay, restricted to these chunks."""
-    table = overlay.table
-    if table is not None:
-        check_axes(table.box, coords.shape[1])
-        table = pick(table, coords)
-    return Overlay(overlay.truncated, table)
-
-
-def clipped(overlay: Overlay, box: Box) -> Overlay:
-    """The overlay, restricted to the chunks in the box."""
-    table = overlay.table
-    return Overlay(overlay.truncated, None if table is None else within(table, box))
 
 
 # --- presence ----------------------------------------------------------------------------------

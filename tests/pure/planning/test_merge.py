@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,7 +137,7 @@ def test_a_stack_merged_early_is_the_same_as_its_layers(
     stack: tuple[list[Model], Layers], most: int, apart: set[int]
 ) -> None:
     tables, layers = stack
-    early, late = Stack(apart, most), Stack(apart, 1_000)
+    early, late = Stack(apart, most), Stack(apart)
     held = [Layer(cut, built(each)) for cut, each in layers]
     for last, layer in enumerate(held, 1):
         early.add(last, layer)
@@ -150,9 +148,6 @@ def test_a_stack_merged_early_is_the_same_as_its_layers(
         for found in (early, late):
             merged = fold(leaves, found.after(after))
             assert (dict(merged.refs()) if merged is not None else {}) == expected
-        states = [model_of(tables, layers[after:at]) for at in range(after, len(layers) + 1)]
-        lost = any(new.keys() < old.keys() for old, new in pairwise(states))
-        assert late.removes(after) or not lost
 
 
 # --- splitting -------------------------------------------------------------------------------

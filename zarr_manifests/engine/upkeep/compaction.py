@@ -331,7 +331,7 @@ class _Work:
         context, view, pending = self._context, self._view, self._pending()
         outside = {node_id for node_id, mine in pending.items() if mine.outside}
         rows = None if self._run is None else _PLANNED_ROWS
-        self._heap = heap = Heap(view, self._old_base, outside, context.meter, rows)
+        self._heap = heap = Heap(view, self._old_base, outside, rows)
         due, facts = self._due(pending), self._facts
         self._merges = due_changes(context, heap, facts, pending, due, everything=self._everything)
         if is_shown():

@@ -21,12 +21,6 @@ manifests, and opens the snapshot itself. It returns pointers, never refs. Invar
 only new objects, under keys of its own, so a task that runs twice leaves garbage and changes
 nothing; a manifest is written by one task.
 
-What live deltas contain, box by box, in bounded memory
--------------------------------------------------------
-
-The tables that overlap a box are decoded one after the other, and only their rows in the box stay.
-So memory depends on the boxes that are asked for together, not on all that is pending.
-
 Chunks in no leaf's box are determined once per `Heap`, region by region; their indexes are kept
 packed.
 """
@@ -44,8 +38,6 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.caches import DecodedCache
 from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.metadata import ObjectReader, SessionKeys, Upload, tallied_reads
 from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_reader
@@ -64,7 +56,6 @@ from zarr_manifests.format.manifest import (
 from zarr_manifests.format.records import BlobRef, with_copies
 from zarr_manifests.format.zone_maps import ZonePages, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.metrics import Meter
 from zarr_manifests.planning import packing
 from zarr_manifests.planning.garbage import coordinate_ids, overlap_refs, parts
 from zarr_manifests.planning.leaves import (
@@ -78,25 +69,16 @@ from zarr_manifests.planning.leaves import (
     layout_of,
     part_order,
 )
-from zarr_manifests.planning.live_deltas import Stack
 from zarr_manifests.planning.merge import (
-    Leaf,
-    bare,
-    fold,
-    fold_leaves,
-    owned,
     select,
     split,
     take,
-    within,
 )
 from zarr_manifests.planning.packing import PlannedManifest, close, plan_manifests, staying_beside
 from zarr_manifests.runtime import SYSTEM, Run
 
 BATCH_ROWS: Final = 1_000_000
 """Rows that are worked on at a time, about."""
-_ROW_BYTES: Final = 56
-"""A row of which no column is constant."""
 _PIECE_ROWS: Final = 250_000
 """Rows whose coordinates are in memory at once: these take several times as much as the rows."""
 
@@ -171,16 +153,8 @@ class Heap:
         Its base.
     outside : collection of bytes
         Nodes that may have chunks outside all leaves.
-    meter : Meter
-        Counts the refs that are merged.
     rows : int, optional
         Rows to work on at a time, about; by default `BATCH_ROWS`.
-
-    Attributes
-    ----------
-    recent : DecodedCache
-        The tables that were decoded last: each is needed a few times in a row, and there are more
-        than the objects' cache has room for.
     """
 
     def __init__(
@@ -188,31 +162,11 @@ class Heap:
         view: SnapshotView,
         base: BaseIndex,
         outside: Collection[bytes],
-        meter: Meter,
         rows: int | None = None,
     ) -> None:
         self.view, self.rows = view, rows or BATCH_ROWS
-        room = CacheOptions(max_size=self.rows * _ROW_BYTES, expire_ms=0)
-        self.recent = DecodedCache(room, SYSTEM, meter)
-        self._meter = meter
         self.base, self._may = base, frozenset(outside)
         self._outside: dict[bytes, Outside] = {}
-        self._apart: dict[bytes, set[int]] = {}
-
-    def within(
-        self, node_id: bytes, boxes: Sequence[Box], *, kinds_only: bool = False
-    ) -> list[Stack]:
-        """What is pending in each of the boxes, fetched in one round.
-
-        With `kinds_only`, the refs only say whether they are set or unset.
-        """
-        narrow = bare if kinds_only else owned
-        if node_id not in self._apart:
-            self._apart[node_id] = {leaf.merged for leaf in self.base.placed(node_id)}
-        stacks = self.view.stacks(node_id, boxes, narrow, self.recent, self._apart[node_id])
-        if not kinds_only:  # their refs are merged later
-            self._meter.add("refs_merged", sum(stack.rows for stack in stacks))
-        return stacks
 
     def outside(self, node_id: bytes) -> Outside:
         """The node's pending chunks in no leaf of the base."""
@@ -228,11 +182,9 @@ class Heap:
             leaves = self.base.placed_in(node_id, region)
             if sum(leaf.part.box.shared_size(region) for leaf in leaves) >= region.size:
                 continue
-            (stack,) = self.within(node_id, [region], kinds_only=True)
-            table = stack.after(0).table
-            if table is None:
-                continue
-            for part in split(select(table, table.kind != RefKind.UNSET), _PIECE_ROWS):
+            unread = {leaf.part.box for leaf in leaves}
+            (table,) = self.view.chunks_in_each(node_id, [region], unread)
+            for part in () if table is None else split(table, _PIECE_ROWS):
                 if leaves:
                     part = select(part, self.base.locate(node_id, part.coords()) < 0)
                 if len(part):
@@ -314,7 +266,7 @@ def _write(state: ForkState, index: BlobRef | None, planned: Sequence[PlannedMan
     keys = SessionKeys(state.start, SYSTEM, state.lineage)
     with tallied_reads() as read:
         zones = KnownZones.of(context, view.snapshot.deltas, index)
-        heap = Heap(view, view.index, (), context.meter)
+        heap = Heap(view, view.index, ())
         written = LeavesHere(context, heap, keys, zones).write(planned)
     written.bytes_read = sum(read)
     return written
@@ -371,33 +323,18 @@ class LeavesHere:
 
     def _encoded(self, batch: Sequence[Part]) -> list[_Leaf]:
         """Merge and encode these leaves."""
-        near = [self._heap.base.placed_in(leaf.node_id, leaf.box) for leaf in batch]
-        stacks: list[Stack] = []
-        for node_id, leaves in groupby(batch, lambda leaf: leaf.node_id):
-            stacks += self._heap.within(node_id, [leaf.box for leaf in leaves])
-        tables = leaf_tables(self._context, self._heap, [old for some in near for old in some])
         calls = []
-        for leaf, stack, some in zip(batch, stacks, near, strict=True):
-            inner = [within(next(tables), leaf.box) for _ in some]
-            calls.append(partial(self._encode, leaf, stack, some, inner))
+        for node_id, leaves in groupby(batch, lambda leaf: leaf.node_id):
+            some = [*leaves]
+            tables = self._heap.view.chunks_in_each(node_id, [leaf.box for leaf in some])
+            calls += [partial(self._encode, *each) for each in zip(some, tables, strict=True)]
         return self._context.runtime.parallel(calls)
 
-    def _encode(
-        self, leaf: Part, stack: Stack, near: Sequence[PlacedLeaf], tables: Sequence[ChunkTable]
-    ) -> _Leaf:
-        """The leaf: what leaves of the base and the pending changes say of its box."""
-        box = leaf.box
-        if len(near) == 1 and near[0].part.box.shared_size(box) == box.size:
-            table = fold(tables, stack.after(near[0].merged))
-        else:
-            leaves = [
-                Leaf(old.part.box, held, stack.after(old.merged))
-                for old, held in zip(near, tables, strict=True)
-            ]
-            table = fold_leaves(leaves, stack.after(0))
+    def _encode(self, leaf: Part, table: ChunkTable | None) -> _Leaf:
+        """The leaf with these chunks."""
         assert table is not None
         assert len(table) == leaf.count  # as `_cut` counted them
-        table = take(table, np.arange(len(table)), box)
+        table = take(table, np.arange(len(table)), leaf.box)
         part, data = Manifest.of([(leaf.node_id, table)]).parts[0]
         zones = self._zones.counting(self._heap.view.by_id[leaf.node_id], table)
         return _Leaf(part, data, int(table.length.sum()), zones)
@@ -417,19 +354,6 @@ class LeavesHere:
         is_wanted = coordinate_ids(self._heap.view.among(ids), ids)
         copy = data if is_wanted and len(data) <= _KEPT_BYTES else b""
         return ref, copy
-
-
-def leaf_tables(
-    context: ReadContext, heap: Heap, leaves: Sequence[PlacedLeaf]
-) -> Iterator[ChunkTable]:
-    """The tables of leaves of the base, read in one round and decoded one by one."""
-    names = [(leaf.manifest.blob.key, leaf.part) for leaf in leaves]
-    held = [heap.recent.find(name) for name in names]
-    missing = [leaf for leaf, table in zip(leaves, held, strict=True) if table is None]
-    loaded = context.objects.load_all([(leaf.manifest, leaf.part) for leaf in missing])
-    for leaf, name, table in zip(leaves, names, held, strict=True):
-        decode = partial(context.objects.table, leaf.manifest, leaf.part, loaded, keep=False)
-        yield heap.recent.obtain(name, decode) if table is None else table
 
 
 # --- merging changes into leaves ----------------------------------------------------------------
@@ -600,7 +524,7 @@ def repack(
     leaves = [
         leaf
         for node_id in sorted(layouts)
-        for leaf in _cut(context, heap, node_id, layouts[node_id], replaced, merges.get(node_id))
+        for leaf in _cut(heap, node_id, layouts[node_id], replaced, merges.get(node_id))
     ]
     planned = plan_manifests(config, facts, leaves, base, replaced)
     # Neighbours come together, since they need the same tables.
@@ -621,7 +545,6 @@ def _mostly_dead(base: BaseIndex, facts: NodeFacts, ratio: float) -> Iterator[st
 
 
 def _cut(
-    context: ReadContext,
     heap: Heap,
     node_id: bytes,
     layout: Layout,
@@ -640,7 +563,7 @@ def _cut(
         cells = {tuple(at) for at in (first[region.holds(first)] // layout.cell).tolist()}
         if not near and not cells:
             continue
-        there = _coords_there(context, heap, node_id, near, region)
+        there = _coords_there(heap, node_id, near, region)
         pending = outside.coords(region)
         coords = _joined(there, _in_cells(pending, layout, cells))
         boxes = [leaf.part.box for leaf in near]
@@ -658,22 +581,22 @@ def _cut(
 
 
 def _coords_there(
-    context: ReadContext, heap: Heap, node_id: bytes, near: Sequence[PlacedLeaf], region: Box
+    heap: Heap, node_id: bytes, near: Sequence[PlacedLeaf], region: Box
 ) -> IndexArray:
-    """The chunks in the region that leaves have once pending changes are merged; in C order."""
-    boxes = [leaf.part.box.shared(region) for leaf in near]
-    stacks = heap.within(node_id, boxes, kinds_only=True)
+    """The chunks in the region that these leaves have once changes are merged; in C order."""
     found = [np.empty((0, region.ndim), np.int64)]
-    due = list[tuple[PlacedLeaf, Box, Stack]]()
-    for leaf, box, stack in zip(near, boxes, stacks, strict=True):
-        is_full = leaf.part.count == leaf.part.box.size
-        if is_full and not stack.removes(leaf.merged):  # the usual case of an overwrite
+    if not near:
+        return found[0]
+    changes = heap.view.overlay(node_id, min(leaf.merged for leaf in near), region)
+    unset = changes.table is not None and (changes.table.kind == RefKind.UNSET).any()
+    removes, due = unset or changes.truncated is not None, list[Box]()
+    for leaf in near:
+        box = leaf.part.box.shared(region)
+        if leaf.part.count == leaf.part.box.size and not removes:  # as with most overwrites
             found.append(box.unravel(np.arange(box.size)))
         else:
-            due.append((leaf, box, stack))
-    held = leaf_tables(context, heap, [leaf for leaf, _, _ in due])
-    for (leaf, box, stack), inner in zip(due, held, strict=True):
-        table = fold([bare(within(inner, box))], stack.after(leaf.merged))
+            due.append(box)
+    for table in heap.view.chunks_in_each(node_id, due):
         found += [] if table is None else [table.coords()]
     return _joined(*found)
 
