@@ -1,7 +1,7 @@
 """Importing references into a workspace: documents are written, chunks referred to or copied.
 
 Documents come first, so that the workspace itself knows which key is a chunk of which array. The
-refs of each array are then set as one table. Keys are parsed one array at a time.
+refs of each array are then set as one table.
 
 Invariant: nothing that exists already is changed, and nothing is left out.
 
@@ -19,7 +19,7 @@ unset.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -28,7 +28,7 @@ from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedFormatError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Node
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import (
     V2_ARRAY,
     V2_ATTRIBUTES,
@@ -40,13 +40,11 @@ from zarr_manifests.keys import (
     split,
 )
 from zarr_manifests.planning.merge import unset_at
-from zarr_manifests.progress import expect, tell
+from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.virtual.icechunk_files import ForeignNode, IcechunkFiles
 from zarr_manifests.virtual.references import References
 from zarr_manifests.virtual.virtual_refs import table_of
 
-_SLICE_KEYS: Final = 1 << 17
-"""Keys looked at at once."""
 _GROUPS: Final = {
     V3_DOCUMENT: b'{"zarr_format":3,"node_type":"group","attributes":{}}',
     V2_GROUP: b'{"zarr_format":2}',
@@ -89,50 +87,41 @@ def import_references(
     v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
     _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
     _write_values(workspace, path, references)
-    rows_of, others = _by_array(workspace, path, references)
-    keys, fetch = references.keys, references.fetch
-    if fetch is None:
+    keys = references.keys
+    if copy:
+        _fetch(workspace, path, references, counted("chunks", range(len(keys))))
+        return
+    chunks, others = _by_array(workspace, path, keys)
+    if references.fetch is None:
         _refuse_others(workspace, path, references, others)
+    expect("chunks", len(keys) - len(others))
     done = 0
-    expect("chunks", sum(len(rows) for parts in rows_of.values() for rows, _ in parts))
-    for place, parts in rows_of.items():
+    for place, (rows, coords) in chunks.items():
         node = workspace.contents.array_at(place)
-        rows = np.concatenate([rows for rows, _ in parts])
-        coords = np.concatenate([coords for _, coords in parts])
-        if not len(rows):
-            continue
-        if not copy or fetch is None:
-            table = _table(workspace, node, references, rows, coords)
-            workspace.put_table(node.path, node.array_meta.grid, table)
-            done += len(rows)
-            tell("chunks", done)
-            continue
-        for row, at in zip(rows.tolist(), coords.tolist(), strict=True):
-            key = join(node.path, node.array_meta.chunk_keys.encode(tuple(at)))
-            data = fetch(keys[row])
-            if not data:
-                raise InvalidArgumentError(
-                    f"the chunk {keys[row][:200]!r} is empty, and a chunk has bytes"
-                )
-            workspace.set(key, data)
-            done += 1
-            tell("chunks", done)
-    for row in others:
-        assert fetch is not None  # else they were refused
-        workspace.set(join(path, keys[row]), fetch(keys[row]))
+        table = _table(workspace, node, references, np.array(rows), np.array(coords, np.int64))
+        workspace.put_table(node.path, node.array_meta.grid, table)
+        done += len(rows)
+        tell("chunks", done)
+    _fetch(workspace, path, references, others)
+
+
+def _fetch(workspace: Workspace, path: str, references: References, rows: Iterable[int]) -> None:
+    """Copy entries."""
+    for row in rows:
+        assert references.fetch is not None  # else there are none to copy
+        name, data = references.keys[row], references.fetch(references.keys[row])
+        if not data and workspace.contents.chunk_at(join(path, name)) is not None:
+            raise InvalidArgumentError(f"the chunk {name[:200]!r} is empty, and a chunk has bytes")
+        workspace.set(join(path, name), data)
 
 
 def _refuse_others(
     workspace: Workspace, path: str, references: References, others: Sequence[int]
 ) -> None:
     """Refuse what no array would read: fill value would take its place without a word."""
+    values = [key for key in references.values if split(key)[1] not in _DOCUMENTS]
     keys = [references.keys[row] for row in others]
-    for key in references.values:
-        folder, name = split(key)
-        if name in _DOCUMENTS or _array_above(workspace, join(path, folder)) is None:
-            continue
-        if workspace.contents.chunk_at(join(path, key)) is None:
-            keys.append(key)
+    keys += [key for key in values if workspace.contents.chunk_at(join(path, key)) is None]
     if keys:
         first = ", ".join(repr(key[:80]) for key in keys[:3])
         raise InvalidArgumentError(
@@ -142,68 +131,21 @@ def _refuse_others(
         )
 
 
-type _Parts = dict[str, list[tuple[IndexArray, IndexArray]]]
-"""By path of an array: rows, and the chunk coordinates of each."""
-
-
-def _by_array(workspace: Workspace, path: str, references: References) -> tuple[_Parts, list[int]]:
-    """The rows of each array, and those of no array."""
-    folders: dict[str, list[int]] = {}
-    for row, key in enumerate(references.keys):
-        folders.setdefault(key[: max(key.rfind("/"), 0)], []).append(row)
-    odd: list[int] = []
-    below: dict[str, tuple[Node, list[int]]] = {}
-    for folder, rows in folders.items():
-        above = _array_above(workspace, join(path, folder) if folder else path)
-        if above is None:
-            odd += rows
-        else:
-            below.setdefault(above.path, (above, []))[1].extend(rows)
-    parts: _Parts = {}
-    for node, rows in below.values():
-        for start in range(0, len(rows), _SLICE_KEYS):
-            some = np.array(rows[start : start + _SLICE_KEYS], np.int64)
-            coords = _decoded(node, path, references.keys, some)
-            if coords is None:
-                odd += some.tolist()
-            else:
-                parts.setdefault(node.path, []).append((some, coords))
+def _by_array(
+    workspace: Workspace, path: str, keys: Sequence[str]
+) -> tuple[dict[str, tuple[list[int], list[Coords]]], list[int]]:
+    """By path of each array, the rows of its chunks and where these are; the rows of no array."""
+    chunks: dict[str, tuple[list[int], list[Coords]]] = {}
     others = []
-    for row in odd:  # such as chunks of an array that has another one in its key space
-        chunk = workspace.contents.chunk_at(join(path, references.keys[row]))
-        if chunk is None:
+    for row, key in enumerate(keys):
+        found = workspace.contents.chunk_at(join(path, key))
+        if found is None:
             others.append(row)
         else:
-            one = np.array(chunk[1], np.int64).reshape(1, -1)
-            parts.setdefault(chunk[0].path, []).append((np.array([row], np.int64), one))
-    for numbered in references.numbered:
-        node = workspace.contents.array_at(join(path, numbered.path) if numbered.path else path)
-        rows_ = np.arange(numbered.first, numbered.first + len(numbered.chunk))
-        coords = node.array_meta.grid.unravel(numbered.chunk)
-        parts.setdefault(node.path, []).append((rows_, coords))
-    return parts, others
-
-
-def _array_above(workspace: Workspace, place: str) -> Node | None:
-    """The array at the place, or the nearest above it."""
-    while True:
-        node = workspace.contents.node(place)
-        if node is not None and node.array is not None:
-            return node
-        if not place:
-            return None
-        place, _ = split(place)
-
-
-def _decoded(node: Node, path: str, keys: Sequence[str], rows: IndexArray) -> IndexArray | None:
-    """Coordinates of the rows' keys; None if one of them may be no chunk of the node."""
-    shape = node.array_meta.grid.shape
-    # Imports go to where no array is, so that the node is at `path` or below it.
-    inner = node.path[len(path) :].lstrip("/") if path else node.path
-    skip = len(inner) + 1 if inner else 0
-    rests = [keys[row][skip:] for row in rows.tolist()]
-    coords = node.array_meta.chunk_keys.decode_all(rests, len(shape))
-    return coords if coords is not None and (coords < np.asarray(shape)).all() else None
+            rows, coords = chunks.setdefault(found[0].path, ([], []))
+            rows.append(row)
+            coords.append(found[1])
+    return chunks, others
 
 
 def _make_room(workspace: Workspace, path: str, document: str) -> None:

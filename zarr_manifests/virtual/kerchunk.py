@@ -18,8 +18,6 @@ Invariants:
 
 - Nothing is skipped silently, since an absent chunk reads as fill value: an unusable entry is an
   error, also a row beyond the end of an array, or a file that belongs to no array.
-- Rows of parquet files are processed as columns. There is Python work only for each referenced
-  file, each inline chunk, and each parquet file.
 - No file is read that is larger than `max_bytes`, or unpacks to more. What a parquet file unpacks
   to is what its footer states, which stops accidents, and not who writes a false one.
 """
@@ -36,7 +34,7 @@ import os
 import re
 import zlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -48,7 +46,6 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     UnsupportedFormatError,
 )
-from zarr_manifests.format.chunk_table import Column
 from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
 from zarr_manifests.ondemand import need
 from zarr_manifests.progress import counted
@@ -60,7 +57,6 @@ from zarr_manifests.virtual.references import (
     MAX_BYTES,
     Files,
     Listing,
-    Numbered,
     References,
     check_bound,
     check_bytes,
@@ -130,13 +126,20 @@ def read_kerchunk(
         url = location_of(given)
         folder = _folder(url, max_bytes, storage_options)
         if folder is not None:
-            return _parquet(folder, files)
+            return _referred(_parquet(folder), {}, files)
         given = _loaded(read_file(url, max_bytes, storage_options), url, max_bytes)
     refs, texts = _parts(given)
+    return _referred(counted("reading references", refs.items()), texts, files)
+
+
+def _referred(
+    refs: Iterable[tuple[str, Any]], texts: Mapping[str, str], files: Files
+) -> References:
+    """What kerchunk says of each key, in columns."""
     values: dict[str, bytes] = {}
     keys: list[str] = []
     rows = array("q")
-    for key, ref in counted("reading references", refs.items()):
+    for key, ref in refs:
         if type(ref) not in (list, tuple):
             values[key] = _value(key, ref)
             continue
@@ -258,55 +261,42 @@ def _not_plain(what: str) -> UnsupportedFormatError:
     )
 
 
-def _parquet(place: Listing, files: Files) -> References:
-    """The references in a folder of parquet files."""
-    values, record_size = _documents(place)
+def _parquet(place: Listing) -> Iterator[tuple[str, Any]]:
+    """The references in a folder of parquet files, as a JSON file would have them."""
+    documents, record_size = _documents(place)
+    yield from documents.items()
     arrays = {
         split(key)[0]: parse_documents({V2_ARRAY: document})
-        for key, document in values.items()
+        for key, document in documents.items()
         if split(key)[1] == V2_ARRAY
     }
     records = [(key, found) for key in place.files if (found := _RECORD.fullmatch(key))]
     due = sorted((found[1] or "", int(found[2]), key) for key, found in records)
-    none = np.zeros(0, np.int64)
-    columns = [(none, none, none)]
-    numbered: list[Numbered] = []
-    rows = 0
     for path, number, key in counted("reading files of references", due):
         where, meta, first = f"{place.name}/{key}", arrays.get(path), number * record_size
         if not isinstance(meta, ArrayMeta):
             raise UnsupportedFormatError(
                 f"{where} holds references, but .zmetadata has no array {path!r} that is understood"
             )
-        inline, raws, there, paths, offset, length = _columns(place, key, record_size)
-        end = max(min(record_size, meta.grid.size - first), 0)
-        if len(there) < end:
+        columns = _columns(place, key, record_size)
+        rows, end = len(columns[0]), max(min(record_size, meta.grid.size - first), 0)
+        if rows < end:
             raise InvalidArgumentError(
-                f"{where} has {len(there)} rows; with a record_size of {record_size} it must have "
+                f"{where} has {rows} rows; with a record_size of {record_size} it must have "
                 f"{end}, because the array /{path} has {meta.grid.size} chunks"
             )
-        if max(there[end:].max(initial=-1), inline[end:].max(initial=-1)) >= 0:
-            raise InvalidArgumentError(
-                f"{where} has references beyond the end of the array /{path}, which has "
-                f"{meta.grid.size} chunks"
-            )
-        row = np.flatnonzero(inline >= 0)
-        coords = meta.grid.unravel(first + row).tolist()
-        for which, at in zip(inline[row].tolist(), coords, strict=True):
-            values[join(path, meta.chunk_keys.encode(tuple(at)))] = raws[which]
-        row = np.flatnonzero((there >= 0) & (inline < 0))
-        offset, length = offset[row], length[row]
-        if min(offset.min(initial=0), length.min(initial=0)) < 0:
-            raise InvalidArgumentError(f"{where} has a negative offset or size")
-        source = np.full(len(paths), -1, np.int64)
-        for used in np.unique(there[row]).tolist():
-            source[used] = files.number(key, paths[used])
-        length = np.where((offset == 0) & (length == 0), -1, length)
-        columns.append((source[there[row]], offset, length))
-        numbered.append(Numbered(path, rows, first + row))
-        rows += len(row)
-    sources, offsets, lengths = map(np.concatenate, zip(*columns, strict=True))
-    return files.references(values, (), sources, offsets, lengths, numbered)
+        coords = meta.grid.unravel(np.arange(first, first + end)).tolist()
+        for row, (url, offset, nbytes, raw) in enumerate(zip(*columns, strict=True)):
+            if raw is None and url is None:
+                continue
+            if row >= end:
+                raise InvalidArgumentError(
+                    f"{where} has references beyond the end of the array /{path}, which has "
+                    f"{meta.grid.size} chunks"
+                )
+            span = (offset, nbytes) if offset or nbytes else ()
+            chunk = join(path, meta.chunk_keys.encode(tuple(coords[row])))
+            yield chunk, [url, *span] if raw is None else raw
 
 
 def _documents(place: Listing) -> tuple[dict[str, bytes], int]:
@@ -323,30 +313,21 @@ def _documents(place: Listing) -> tuple[dict[str, bytes], int]:
     )
 
 
-def _columns(
-    place: Listing, key: str, record_size: int
-) -> tuple[Column, list[bytes], Column, list[str], Column, Column]:
-    """Where rows have inline bytes, and these; where they have paths, and these; offsets, sizes.
-
-    Texts are read as dictionaries, so that repeated ones are in memory once: each row has the
-    position of its text, or -1.
-    """
+def _columns(place: Listing, key: str, record_size: int) -> list[list[Any]]:
+    """The columns of a file; texts that repeat are in memory once."""
     need("a folder of kerchunk references", "kerchunk", "pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def texts(name: str) -> tuple[Column, list[bytes]]:
+    def texts(name: str, kind: pa.DataType) -> list[Any]:
         column = table.column(name).combine_chunks()
         if not pa.types.is_dictionary(column.type):  # such as nulls only
             column = column.dictionary_encode()
-        found = column.dictionary.cast(pa.large_binary()).to_pylist()
-        return np.asarray(column.indices.fill_null(-1), np.int64), [text or b"" for text in found]
+        known = column.dictionary.cast(kind).to_pylist()
+        return [None if at is None else known[at] for at in column.indices.to_pylist()]
 
-    def numbers(name: str) -> Column:
-        column = table.column(name)
-        if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
-            raise ValueError(f"{name!r} is of {column.type}, and must be whole numbers")
-        return np.asarray(column.cast(pa.int64()).fill_null(0), np.int64)
+    def numbers(name: str) -> list[int]:
+        return table.column(name).cast(pa.int64()).fill_null(0).to_pylist()
 
     data = pa.BufferReader(place.read(key))
     try:
@@ -359,10 +340,8 @@ def _columns(
             check_bytes("what it unpacks to", stated, place.max_bytes)
             table = file.read(columns=[*_COLUMNS])
         table.validate(full=True)  # above all the positions in dictionaries
-        inline, raws = texts("raw")
-        there, paths = texts("path")
-        decoded = [path.decode() for path in paths]
-        return inline, raws, there, decoded, numbers("offset"), numbers("size")
+        paths, raw = texts("path", pa.large_string()), texts("raw", pa.large_binary())
+        return [paths, numbers("offset"), numbers("size"), raw]
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise InvalidArgumentError(
             f"{place.name}/{key} cannot be read as parquet with {', '.join(_COLUMNS)}: {error}"

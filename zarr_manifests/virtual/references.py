@@ -58,24 +58,6 @@ _DOCUMENTS: Final = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".z
 _LISTING: Final = "looking for files"
 
 
-class Numbered(Struct, frozen=True, eq=False):
-    """Chunks of one array that are identified by number instead of keys.
-
-    Parameters
-    ----------
-    path : str
-        Path of the array.
-    first : int
-        The row of the first chunk; the others follow.
-    chunk : int64[n]
-        Linear index of each chunk in the array's grid, in C order.
-    """
-
-    path: str
-    first: int
-    chunk: Column
-
-
 class Listing(Struct, frozen=True):
     """The files at a place.
 
@@ -111,24 +93,20 @@ class Listing(Struct, frozen=True):
 
 
 class References(Struct, frozen=True, eq=False):
-    """The entries of a Zarr store.
-
-    Rows are the entries whose bytes are elsewhere: first those with keys, then the numbered ones.
+    """The entries of a Zarr store; rows are those whose bytes are elsewhere.
 
     Parameters
     ----------
     values : mapping of str to bytes
         Entries whose bytes are known, including the metadata documents, by key.
     keys : tuple of str
-        Keys of the first rows.
+        Keys of the rows.
     locations : tuple of str
         URLs of files.
     source, offset, length : int64[n]
         Position of each row's file in `locations`, and its byte range there.
     modified, sizes : int64[len(locations)]
         Modification times and sizes of the files; -1 if unknown.
-    numbered : tuple of Numbered
-        The other rows.
     fetch : callable, optional
         Returns the bytes of a key. Without it, all entries are documents and chunks.
     """
@@ -141,7 +119,6 @@ class References(Struct, frozen=True, eq=False):
     length: Column
     modified: Column
     sizes: Column
-    numbered: tuple[Numbered, ...] = ()
     fetch: Callable[[str], bytes] | None = None
 
 
@@ -217,7 +194,6 @@ class Files:
         source: Column,
         offset: Column,
         length: Column,
-        numbered: Sequence[Numbered] = (),
     ) -> References:
         """Build references to the files; a length of -1 stands for the whole file.
 
@@ -249,9 +225,7 @@ class Files:
                 "with a container that holds it"
             )
         kept = _without_consolidated(values)
-        return References(
-            kept, tuple(keys), urls, source, offset, length, modified, sizes, tuple(numbered)
-        )
+        return References(kept, tuple(keys), urls, source, offset, length, modified, sizes)
 
 
 def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:

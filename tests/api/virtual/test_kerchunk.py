@@ -203,9 +203,9 @@ def plain(folder: Path, columns: dict[str, Any], **fields: Any) -> Path:
 @pytest.mark.parametrize(
     ("columns", "fields", "match"),
     [
-        (COLUMNS | {"offset": [-1, 0]}, {}, "negative"),
-        (COLUMNS | {"size": ["5", "0"]}, {}, "whole numbers"),
-        (COLUMNS | {"path": [b"\xff", None]}, {}, "utf-8"),
+        (COLUMNS | {"offset": [-1, 0]}, {}, "malformed"),
+        (COLUMNS | {"size": ["5.5", "0"]}, {}, "cannot be read.*5.5"),
+        (COLUMNS | {"path": [b"\xff", None]}, {}, "UTF8"),
         ({"path": COLUMNS["path"]}, {}, "path, offset, size, raw: b'raw'"),
         (COLUMNS, {"record_size": 2**63}, "record_size"),
         (COLUMNS, {"record_size": 1}, "2 rows, beyond"),

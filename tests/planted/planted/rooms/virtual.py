@@ -92,7 +92,7 @@ FAULTS = [
     Fault(
         "references-that-no-array-reads-are-taken-in",
         "engine/import_references.py",
-        "if fetch is None:",
+        "if references.fetch is None:",
         "if False:",
     ),
     Fault(
@@ -110,8 +110,8 @@ FAULTS = [
     Fault(
         "rows-beyond-an-array-are-left-out",
         "virtual/kerchunk.py",
-        "if max(there[end:].max(initial=-1), inline[end:].max(initial=-1)) >= 0:",
-        "if False:",
+        "if raw is None and url is None:",
+        "if row >= end or (raw is None and url is None):",
     ),
     Fault(
         "what-an-icechunk-file-unpacks-to-is-not-bounded",
