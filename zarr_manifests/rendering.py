@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import fields
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -96,12 +97,17 @@ def says(value: object) -> bool:
 def report(value: Any) -> Group:
     """A value as what `str` says if its class says that; else its facts, then its collections.
 
-    A mapping is shown as a report whose attributes have its names.
+    A count that is 0 unless it is given, and was not given, is left out. A mapping is shown as a
+    report whose attributes have its names.
     """
-    if not isinstance(value, Mapping) and says(value):
+    is_mapping = isinstance(value, Mapping)
+    if not is_mapping and says(value):
         return Group(Text(plain_text(str(value), lines=True)))
+    zeros = () if is_mapping else {one.name for one in fields(value) if one.default == 0}
     single, parts = [], []
-    for name, found in value.items() if isinstance(value, Mapping) else parts_of(value):
+    for name, found in value.items() if is_mapping else parts_of(value):
+        if name in zeros and found == 0:
+            continue
         if isinstance(found, Mapping) or (isinstance(found, tuple) and not _is_shape(found)):
             if found:
                 parts += [Text(f"{_words(name)} ({len(found):,})", "bold"), *_listed(name, found)]

@@ -77,36 +77,6 @@ class CompactionReport(Report, Struct, frozen=True):
         """Bytes of the packs that nothing of the head refers to, and that become garbage."""
         return self.packs_nbytes - self.chunks_nbytes
 
-    def _lines(self) -> Iterator[str]:
-        if self.mode == "packs":
-            packs = f"{count_text(self.packs, 'mostly dead pack')}, {bytes_text(self.packs_nbytes)}"
-            yield f"objects with chunks: {self.objects:,}, {bytes_text(self.nbytes)}"
-            yield f"of these {packs}, of which {bytes_text(self.dead_nbytes)} are dead"
-            chunks = f"{count_text(self.chunks, 'chunk')}, {bytes_text(self.chunks_nbytes)}"
-            new = f", to {count_text(self.packs_written, 'new pack')}" if self.snapshot_id else ""
-            yield f"{'would move' if self.dry_run else 'moved'} {chunks}{new}"
-            if self.chunks_overtaken:
-                others = count_text(self.chunks_overtaken, "chunk")
-                yield f"{others} changed by others meanwhile, and left alone"
-        else:
-            deltas, manifests = f"{self.deltas_before:,}", f"{self.manifests_before:,}"
-            written = count_text(self.manifests_written, "manifest")
-            written += f" with {count_text(self.refs_merged, 'ref')}"
-            if self.snapshot_id is None:
-                wanted = (
-                    f"would write {written}" if self.manifests_written else "nothing was written"
-                )
-                yield f"deltas and runs: {deltas}; manifests: {manifests}; {wanted}"
-                return
-            yield (
-                f"deltas and runs: {deltas} -> {self.deltas_after:,}; "
-                f"manifests: {manifests} -> {self.manifests_after:,}"
-            )
-            read, wrote = bytes_text(self.bytes_read), bytes_text(self.bytes_written)
-            yield f"wrote {written}; read {read} and wrote {wrote} in all"
-        if self.snapshot_id is not None:
-            yield self.snapshot_id
-
 
 class RewriteReport(Report, Struct, frozen=True, kw_only=True):
     """What writing an array anew has cost, or would cost.
@@ -193,7 +163,7 @@ class ExpiryReport(Report, Struct, frozen=True):
 
 
 class ExportReport(Report, Struct, frozen=True, kw_only=True):
-    """What an export has written; `str` says it in words.
+    """What an export has written.
 
     Parameters
     ----------
@@ -225,12 +195,6 @@ class ExportReport(Report, Struct, frozen=True, kw_only=True):
     nbytes: int
     referenced: int = 0
     tag: str | None = None
-
-    def _lines(self) -> Iterator[str]:
-        yield f"{self.path} of snapshot {self.snapshot_id} as {self.format} at {self.dest}"
-        yield f"arrays: {self.arrays:,}; chunks: {self.chunks:,}, {self.nbytes:,} bytes"
-        if self.tag is not None:
-            yield f"chunks that are referred to: {self.referenced:,}; the tag {self.tag} keeps them"
 
 
 class CollectionReport(Report, Struct, frozen=True):
@@ -396,11 +360,6 @@ class CloneReport(Report, Struct, frozen=True):
     snapshots: int = 0
     objects: int = 0
     nbytes: int = 0
-
-    def _lines(self) -> Iterator[str]:
-        yield from (f"{name}  {head}" for name, head in self.branches.items())
-        copied = f"{count_text(self.objects, 'object')} copied ({bytes_text(self.nbytes)})"
-        yield f"{count_text(self.snapshots, 'new snapshot')}; {copied}"
 
 
 class RecoveryReport(Report, Struct, frozen=True):

@@ -248,15 +248,15 @@ def test_dead_bytes_are_counted_and_moved_away_from(tmp_path: Path) -> None:
         array[:] = 1
     with repo.transaction(message="one of them stays") as store:
         zarr.open_array(store, path="a")[:300] = 2
-    assert lines("compact", path, "--packs", "--dry-run") == [
-        "objects with chunks: 2, 700 B",
-        "of these 1 mostly dead pack, 400 B, of which 300 B are dead",
-        "would move 1 chunk, 100 B",
-    ]
+    told = [line.rsplit("  ", 1) for line in lines("compact", path, "--packs", "--dry-run")]
+    assert {name.strip(): text for name, text in told} == {
+        "mode": "packs", "dry run": "yes", "objects": "2", "bytes": "700 B", "packs": "1",
+        "packs bytes": "400 B", "chunks": "1", "chunks bytes": "100 B", "dead bytes": "300 B",
+    }  # fmt: skip
     assert len(list(repo.ancestry())) == 3
     done = lines("compact", path, "--packs", "--branch", "main", "--min-live", "0.5")
-    assert done[2] == "moved 1 chunk, 100 B, to 1 new pack"
-    assert done[-1] == next(iter(repo.ancestry())).snapshot_id
+    assert done[0].split()[-1] == next(iter(repo.ancestry())).snapshot_id
+    assert ["packs", "written", "1"] in [line.split() for line in done]
     assert call("compact", path, "--packs", "--branch", "other").exit_code == 1
 
 

@@ -26,8 +26,9 @@ def url(tmp_path: Path) -> Path:
 def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     done = call("export", url, tmp_path / "plain.zarr", "--path", "/g")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert f" as zarr at {tmp_path / 'plain.zarr'}" in done.stdout
-    assert "arrays: 1; chunks: 2, 8 bytes" in done.stdout
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert ["dest", str(tmp_path / "plain.zarr")] in told
+    assert ["bytes", "8", "B"] in told
     group = zarr.open_group(tmp_path / "plain.zarr", mode="r")
     np.testing.assert_array_equal(group["a"], [300, 301, 302, 303])
     done = call("export", url, tmp_path / "v1.zarr", "v1")
@@ -35,7 +36,7 @@ def test_formats_refs_and_paths(url: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "v1.zarr/g/a", mode="r"), [0] * 4)
     done = call("export", url, tmp_path / "r.json", "-f", "kerchunk", "--tag", "kept")
     assert done.exit_code == 0, done.stderr
-    assert "the tag kept keeps them" in done.stdout
+    assert ["tag", "kept"] in [line.split() for line in done.stdout.splitlines()]
     assert set(zm.open(url).list_tags()) == {"v1", "kept"}
 
 
