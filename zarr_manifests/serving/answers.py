@@ -1,6 +1,6 @@
 """Snapshots as plain Zarr over HTTP: values in pieces of bounded size, and errors with a status.
 
-And what all requests share: the repository, open snapshots, threads, room for bytes, headers.
+And what all requests share: the repository, open snapshots, threads, pieces of values, headers.
 
 A 2-d slice of an array as float32, of bounded size however large the array is
 ------------------------------------------------------------------------------
@@ -16,8 +16,8 @@ import json
 import math
 import re
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from html import escape
 from itertools import groupby, product
@@ -89,8 +89,10 @@ _RANGE: Final = re.compile(
 )
 
 _THREADS: Final = 32
-_ROOM_BYTES: Final = 256 * 1024**2
+_PIECES: Final = 32
+"""Pieces of values that requests hold at a time: 256 MiB; who wants another waits."""
 _FEW_BYTES: Final = 64 * 1024
+"""A value of so few bytes does not count."""
 _OPEN_SNAPSHOTS: Final = 16
 _TIME: Final = re.compile(r"(@\{[^{}]*\})")
 
@@ -148,13 +150,13 @@ class Served:
 
     Attributes
     ----------
-    room : Room
-        For the bytes of all answers.
+    pieces : anyio.CapacityLimiter
+        For the pieces of values that all answers hold.
     """
 
     def __init__(self, repo: Repository) -> None:
         self.repo = repo
-        self.room = Room(_ROOM_BYTES)
+        self.pieces = anyio.CapacityLimiter(_PIECES)
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._session = lru_cache(_OPEN_SNAPSHOTS)(repo.readonly_session)
 
@@ -179,40 +181,6 @@ class Served:
     async def run[R](self, call: Callable[[], R]) -> R:
         """The result of a call that blocks, in one of a bounded number of threads."""
         return await anyio.to_thread.run_sync(call, limiter=self._threads)
-
-
-class Room:
-    """Bytes that requests may hold at a time; who wants more waits. A few bytes need no room.
-
-    Parameters
-    ----------
-    nbytes : int
-        The bytes of all requests together.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self._most = self._left = nbytes
-        self._waiting: list[anyio.Event] = []
-
-    @asynccontextmanager
-    async def hold(self, nbytes: int) -> AsyncIterator[None]:
-        """Hold so many bytes during the block, and at most all that there are."""
-        if nbytes <= _FEW_BYTES:
-            yield
-            return
-        # No lock, which a request could be cancelled for, or with: all are in one thread.
-        nbytes = min(nbytes, self._most)
-        while self._left < nbytes:
-            self._waiting.append(freed := anyio.Event())
-            await freed.wait()
-        self._left -= nbytes
-        try:
-            yield
-        finally:
-            self._left += nbytes
-            waiting, self._waiting = self._waiting, []
-            for freed in waiting:
-                freed.set()
 
 
 def etag_of(data: bytes) -> str:
@@ -394,7 +362,7 @@ class ZarrAnswers:
         """Send a part of a value, and hold at most a piece of it at a time."""
         run = self._served.run
         is_small, is_whole = value.ref.length <= PIECE_BYTES, (start, end) == (0, value.ref.length)
-        async with self._served.room.hold(min(value.ref.length, PIECE_BYTES)):
+        async with self._served.pieces if value.ref.length > _FEW_BYTES else nullcontext():
             # What is read in one piece is checked by that. All errors come before the status.
             if is_small != is_whole:
                 await run(partial(self._check, value))

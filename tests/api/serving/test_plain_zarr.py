@@ -24,7 +24,7 @@ from effort import examples
 from hostile_names import NAMES, hostile_repository, unchecked
 from served import Answer, get, serving
 from zarr_manifests.repository import resolved
-from zarr_manifests.serving import answers
+from zarr_manifests.serving import answers, create_app
 from zarr_manifests.storage.memory import MemoryStorage
 
 IMMUTABLE = "max-age=31536000, immutable"
@@ -186,24 +186,34 @@ def test_a_large_value_is_checked_before_any_of_it_is_sent(
         assert get(url, "/zarr/main/b/c/0", Range="bytes=0-").status == 500
 
 
-def test_requests_wait_for_room() -> None:
+def test_few_requests_hold_large_values_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_PIECES", 2)
+    repo = zm.create(MemoryStorage(), OBJECTS)
+    with repo.transaction(message="large") as store:
+        one: dict[str, Any] = {"shape": (MIB,), "chunks": (MIB,), "dtype": "u1"}
+        zarr.create_array(store, name="a", compressors=None, **one)[:] = 1
     held = most = 0
 
-    async def request(room: answers.Room, nbytes: int) -> None:
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
         nonlocal held, most
-        async with room.hold(nbytes):
-            held += min(nbytes, MIB)
+        if message["type"] == "http.response.start":
+            held += 1
             most = max(most, held)
-            await asyncio.sleep(0)
-            held -= min(nbytes, MIB)
+        elif not message.get("more_body"):
+            held -= 1
+        await asyncio.sleep(0)
 
     async def all_at_once() -> None:
-        room = answers.Room(MIB)
-        await asyncio.gather(*(request(room, n) for n in [MIB // 3, MIB // 2, MIB, 9 * MIB] * 10))
+        app, path = create_app(repo), "/zarr/main/a/c/0"
+        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode()}
+        scope |= {"query_string": b"", "headers": [(b"host", b"localhost")]}
+        await asyncio.gather(*(app(dict(scope), receive, send) for _ in range(10)))
 
     asyncio.run(all_at_once())
-    assert held == 0
-    assert MIB // 2 < most <= MIB
+    assert (held, most) == (0, 2)
 
 
 # --- folders -------------------------------------------------------------------------------------
