@@ -19,7 +19,7 @@ from wheres import fill
 import zarr_manifests as zm
 from zarr_manifests.engine.bulk_chunks import find_chunks
 from zarr_manifests.engine.chunk_statistics import cell_weights
-from zarr_manifests.format.zone_maps import Bounds, Weighted
+from zarr_manifests.format.zone_maps import Bounds
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.meaning import Meaning, zones_of_chunks
 from zarr_manifests.store import contents_of
@@ -71,8 +71,9 @@ def _measure(session: zm.Session, days: int, cells: int) -> None:
     none = np.zeros(days, np.int64)
     low = 250 + np.arange(days, dtype="f4") % 30
     sums = (low.astype("f8") + 20) * cells
-    weighted = Weighted(weights.digest, sums * 0.6, np.full(days, cells * 0.6))
-    bounds = Bounds(low, low + 60, none == 0, none, none, sums, none, weighted)
+    known: Any = {"weighted": sums * 0.6, "weights": np.full(days, cells * 0.6)}
+    known |= {"digest": weights.digest}
+    bounds = Bounds(low, low + 60, none == 0, none, none, sums, none, **known)
     _, table = find_chunks(contents, "t2m", Box((0, 0, 0), (days, 1, 1)), None)
     assert table is not None
     zones = zones_of_chunks(Meaning.of(node.documents).digest, table, bounds)

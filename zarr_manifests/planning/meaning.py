@@ -29,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
-from zarr.dtype import parse_dtype
 
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.zone_maps import HASH_BYTES, MEANING_BYTES, PAGE_ROWS, Bounds, ZoneTable
@@ -180,6 +179,8 @@ type _Found = tuple[np.dtype[Any], np.dtype[Any], npt.NDArray[Any], npt.NDArray[
 
 def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Found | None:
     """Both types, the missing values and the fill value; None if they are not understood."""
+    from zarr.dtype import parse_dtype
+
     version = fields["zarr_format"]
     is_v2 = version == 2
     said_type = np.dtype(fields["dtype"]) if is_v2 else fields["data_type"]
@@ -204,7 +205,8 @@ def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Fo
     said = fields.get("fill_value")
     filled = data_type.default_scalar()
     if said is not None:
-        filled = data_type.from_json_scalar(said, zarr_format=version)
+        with np.errstate(over="ignore"):
+            filled = data_type.from_json_scalar(said, zarr_format=version)
     fill = np.asarray(filled, stored)
     absent: list[Any] = []  # exact numbers or texts
     if is_v2 and said is not None:
