@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 import zarr_manifests
-from zarr_manifests.cli.verbs import ReaderGoneError, write_error
+from zarr_manifests.cli.verbs import write_error
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 
 _USAGE: Final[Any] = typer.BadParameter.__mro__[1]
@@ -93,7 +93,7 @@ class _Verbs(TyperGroup):
             see = " See" if text.endswith("?") else "; see"
             write_error(f"{text}{see} `{where} --help`")
             raise typer.Exit(2) from error
-        except ReaderGoneError as error:
+        except BrokenPipeError as error:  # nobody reads any more, as after `| head`
             # What is left in buffers must not fail when the interpreter ends.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())

@@ -164,19 +164,12 @@ def run_summarize(
         by={dim: part or None for dim, part in groups.items()} or None,
         weights=pairs(weight, "--weight") or None,
     )
-    numbers, labels = list(found.data_vars), [str(dim) for dim in found.sizes]
-    table = columns(*labels, *numbers, right=numbers)
-    frame = (
-        found.to_dataframe().reset_index() if labels else found.expand_dims("all").to_dataframe()
-    )
-    rows = frame[[name for name in (*labels, *numbers) if name in frame]].to_dict("records")
-    for row in rows:
-        table.add_row(
-            *(f"{one:,.6g}" if isinstance(one, float) else str(one) for one in row.values())
-        )
+    frame = (found if found.sizes else found.expand_dims("all")).to_dataframe()
+    frame = frame.reset_index(drop=not found.sizes)
+    table = frame.to_string(index=False, float_format="{:,.6g}".format)
     answered, read = found.attrs["chunks_answered"], found.attrs["chunks_read"]
     last = f"{count_text(answered, 'chunk')} answered by statistics, {read:,} read"
-    return Told([*rows, found.attrs], [table, styled(last, "dim")])
+    return Told([*frame.to_dict("records"), found.attrs], [*table.split("\n"), styled(last, "dim")])
 
 
 # --- sizes -----------------------------------------------------------------------------------

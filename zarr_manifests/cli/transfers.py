@@ -307,10 +307,6 @@ def _save(storage: Storage, places: Mapping[str, str]) -> None:
     new = [one for one in given if one["name"] not in names and one["url"] not in urls]
     if new:
         repo.save_config({"virtual-containers": [*told, *new]})
-    out = console(stderr=True)
-    for one in new if out.is_terminal else ():
-        said = f"saved container {one['name']} at {one['url']}: `cat`, `serve` and others read"
-        out.print(f"{said} there with --authorize", soft_wrap=True)
 
 
 # --- the demo --------------------------------------------------------------------------------

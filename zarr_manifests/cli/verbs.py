@@ -214,11 +214,7 @@ _WORDS: Final = {
 
 class _Console(PlainConsole):
     def on_broken_pipe(self) -> NoReturn:
-        raise ReaderGoneError
-
-
-class ReaderGoneError(Exception):
-    """Nobody reads the output any more, as after `| head`: the application ends, and well."""
+        raise BrokenPipeError  # the application ends, and well
 
 
 class Told(Struct, frozen=True):
@@ -241,15 +237,12 @@ class Told(Struct, frozen=True):
 
 def say(text: str) -> None:
     """Print the text as it is, without tables and colors."""
-    try:
-        typer.echo(text)
-    except BrokenPipeError as error:
-        raise ReaderGoneError from error
+    typer.echo(text)
 
 
-def console(*, stderr: bool = False) -> PlainConsole:
-    """Standard output, or standard error; in a pipe, long lines are not wrapped."""
-    out = _Console(stderr=stderr)
+def console() -> PlainConsole:
+    """Standard output; in a pipe, long lines are not wrapped."""
+    out = _Console()
     if not out.is_terminal:
         out.width = max(out.width, _PIPED_WIDTH)
     return out

@@ -14,8 +14,8 @@ FAULTS = [
     Fault(
         "damage-that-verify-finds-is-exit-code-0",
         "cli/edits.py",
-        "return Told(report, text, wrong=not report.ok)",
-        "return Told(report, text)",
+        "return Told(report, wrong=not report.ok)",
+        "return report",
     ),
     Fault(
         "conflicts-of-a-dry-run-are-exit-code-0",
