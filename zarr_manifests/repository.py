@@ -1409,7 +1409,7 @@ def changed_cells(
 
 
 def graph_of(
-    repository: Repository, version: str | None = None, *, rows: int = 60, limit: int = 1000
+    repository: Repository, version: str | None = None, *, rows: int = 60
 ) -> list[GraphRow]:
     """The graph of the history of all branches and tags, for the rest of the package.
 
@@ -1420,9 +1420,7 @@ def graph_of(
     version : str, optional
         Of this one only.
     rows : int
-        The most rows; older commits are folded to fit.
-    limit : int
-        The most commits of a branch.
+        The most rows.
     """
     from zarr_manifests.picturing.graph import history_graph
 
@@ -1430,9 +1428,9 @@ def graph_of(
 
     def ancestry(snapshot_id: str) -> Iterator[SnapshotInfo]:
         with suppress(SnapshotExpiredError):  # of something that was merged
-            yield from repository.ancestry(snapshot_id, limit=limit)
+            yield from repository.ancestry(snapshot_id, limit=rows)
 
-    return history_graph(refs if version is None else [version], ancestry, refs, rows, limit)
+    return history_graph(refs if version is None else [version], ancestry, refs, rows)
 
 
 def _session(pin: engine.forks.Pin, commits: SessionCommits | None = None) -> Session:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby, islice, takewhile
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from rich.text import Text
 
@@ -22,6 +22,8 @@ from zarr_manifests.versions import RefName, moment_ms, refs_by_snapshot, short_
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import Diff, SnapshotInfo
+
+_OLDER: Final = [Text("... and older ones: a larger -n shows more, -n 0 all", "dim")]
 
 
 @verb
@@ -62,7 +64,9 @@ def run_log(
         from zarr_manifests.picturing.graph import graph_lines
         from zarr_manifests.repository import graph_of
 
-        return Told(None, graph_lines(graph_of(repo, rows=most or sys.maxsize)))
+        rows = graph_of(repo, rows=most or sys.maxsize)
+        is_cut = most and rows and rows[-1].below
+        return Told(None, [*graph_lines(rows), *(_OLDER if is_cut else ())])
     if ops:
         done, older = _first(repo.ops_log(), most, "reading the log")
         table = columns("version", "when", "who", "what", "ref", "snapshot", right=("version",))
@@ -89,9 +93,7 @@ def run_log(
 def _first[T](entries: Iterator[T], most: int | None, what: str) -> tuple[list[T], list[Text]]:
     """The first entries, and a line if there are older ones."""
     found = [*counted(what, islice(entries, most))]
-    if most is None or next(entries, None) is None:
-        return found, []
-    return found, [Text(f"... and older ones: -n {most * 10} shows more, -n 0 all", "dim")]
+    return found, [] if most is None or next(entries, None) is None else _OLDER
 
 
 def _refs(repo: Repo) -> dict[str, list[RefName]]:

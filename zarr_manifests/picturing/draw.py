@@ -44,14 +44,12 @@ def draw_history(rows: Sequence[GraphRow]) -> Axes:
     inches = _LANE_INCHES * width + _TEXT_INCHES, 0.29 * len(rows) + 0.6
     _, axes = pyplot.subplots(figsize=inches, layout="constrained")
     text: Any = {"va": "center", "parse_math": False, "fontsize": 9, "in_layout": False}
-    short = short_ids(one.id for row in rows for one in row.commits)
+    short = short_ids(row.commit.id for row in rows)
     for at, row in enumerate(rows):
         for pieces, top in ((row.above, at - 0.5), (row.below, float(at))):
             for a, b in pieces:
                 axes.plot([a, b], [top, top + 0.5], color=lane_color(max(a, b)), lw=1.8, zorder=1)
-        color = lane_color(row.lane)
-        inside = color if len(row.commits) == 1 else "white"  # several commits are a ring
-        axes.scatter(row.lane, at, 40, inside, edgecolors=color, zorder=2)
+        axes.scatter(row.lane, at, 40, lane_color(row.lane), zorder=2)
         axes.text(width - 0.4, at, plain_text(about(row, short).plain, most=_MOST_CHARS), **text)
     axes.set(xlim=(-0.6, inches[0] / _LANE_INCHES), ylim=(len(rows) - 0.4, -0.6))
     axes.set(xticks=[], yticks=[])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -37,12 +37,12 @@ _MARGIN: Final = 16
 
 
 class GraphRow(Struct, frozen=True):
-    """A row of the graph: a commit, or several that are folded into one.
+    """A row of the graph.
 
     Parameters
     ----------
-    commits : list of SnapshotInfo
-        Newest first.
+    commit : SnapshotInfo
+        Its commit.
     lane : int
         Where the commit stands, from 0.
     refs : sequence of RefName
@@ -52,7 +52,7 @@ class GraphRow(Struct, frozen=True):
         the top, and end.
     """
 
-    commits: list[Any]
+    commit: Any
     lane: int
     refs: Sequence[RefName]
     above: list[tuple[int, int]]
@@ -64,12 +64,10 @@ def history_graph(
     ancestry: Callable[[str], Iterable[Any]],
     refs: Mapping[str, Sequence[RefName]],
     rows: int = 60,
-    limit: int = 1000,
 ) -> list[GraphRow]:
     """The rows of the history below some heads and below what was merged into them, newest first.
 
-    Where there are more commits than rows, older ones that follow each other without a branch,
-    merge or name in between share a row. What is still too old is left out.
+    Older commits are left out.
 
     Parameters
     ----------
@@ -80,8 +78,8 @@ def history_graph(
         its other parent as `merged-from`.
     refs : mapping of str to sequence of RefName
         Branches and tags of snapshots, by their ids.
-    rows, limit : int
-        At most so many rows, and commits of a line. There are at most 50 lines.
+    rows : int
+        At most so many rows. There are at most 50 lines.
 
     Examples
     --------
@@ -95,19 +93,19 @@ def history_graph(
     ...         _ = zarr.create_group(store, path=branch)
     >>> refs = refs_by_snapshot(repo.list_branches(), repo.list_tags())
     >>> for row in history_graph(refs, repo.ancestry, refs):
-    ...     print(row.lane, row.commits[0].message, *row.refs)
+    ...     print(row.lane, row.commit.message, *row.refs)
     1 on side side
     0 on main main
     0 create repository
     """
-    groups = _folded(_lines(heads, ancestry, limit), refs, rows)
-    node_of = {commit.id: node for node, group in enumerate(groups) for commit in group}
-    parents = [node_of.get(group[-1].parent_id or "") for group in groups]
-    merges = [[node_of[one] for one in _merged(group[-1]) if one in node_of] for group in groups]
-    order = _sorted(groups, parents, merges)
-    if len(order) < len(groups):  # metadata pretends a circle
-        merges = [[] for _ in groups]
-        order = _sorted(groups, parents, merges)
+    commits = [*chain(*_lines(heads, ancestry, rows))]
+    node_of = {commit.id: node for node, commit in enumerate(commits)}
+    parents = [node_of.get(commit.parent_id or "") for commit in commits]
+    merges = [[node_of[one] for one in _merged(commit) if one in node_of] for commit in commits]
+    order = _sorted(commits, parents, merges)
+    if len(order) < len(commits):  # metadata pretends a circle
+        merges = [[] for _ in commits]
+        order = _sorted(commits, parents, merges)
     # What the line in each lane comes to next; the first one's lane is kept for it until it begins.
     waiting: list[int | None] = [] if 0 in parents else [0]
     begun: set[int] = set()
@@ -119,7 +117,7 @@ def history_graph(
         above = passing + [(end, lane) for end in ends if end in begun]
         for end in ends:
             waiting[end] = None
-        below = passing + [(lane, lane)] * (groups[node][-1].parent_id is not None)
+        below = passing + [(lane, lane)] * (commits[node].parent_id is not None)
         waiting[lane] = parents[node]  # if that is not shown, the line just ends
         begun.add(lane)
         for source in merges[node]:
@@ -127,7 +125,8 @@ def history_graph(
             waiting[to] = source
             begun.add(to)
             below.append((lane, to))
-        found.append(GraphRow(groups[node], lane, refs.get(groups[node][0].id, ()), above, below))
+        commit = commits[node]
+        found.append(GraphRow(commit, lane, refs.get(commit.id, ()), above, below))
     return found
 
 
@@ -157,24 +156,8 @@ def _merged(commit: Any) -> list[str]:
     return [source] if isinstance(source, str) and is_snapshot_id(source) else []
 
 
-def _folded(
-    history: Sequence[Sequence[Any]], refs: Mapping[str, Sequence[RefName]], rows: int
-) -> list[list[Any]]:
-    """The commits in groups: of one commit, or of many where there is no room."""
-    every = [*chain(*history)]
-    fixed = {*refs, *(line[-1].parent_id for line in history)}
-    fixed |= {end.id for line in history for end in (line[0], line[-1])}
-    fixed |= {name for one in every if _merged(one) for name in (one.id, *_merged(one))}
-    plain = [commit for commit in every if commit.id not in fixed]
-    plain.sort(key=lambda commit: commit.written_at, reverse=True)
-    room = max(rows - 2 * (len(every) - len(plain)), 0) if len(every) > rows else len(every)
-    folded = {commit.id for commit in plain[room:]}
-    runs = (groupby(line, lambda one: None if one.id in folded else one.id) for line in history)
-    return [[*run] for _, run in chain(*runs)]
-
-
 def _sorted(
-    groups: Sequence[Sequence[Any]], parents: Sequence[int | None], merges: Sequence[Sequence[int]]
+    commits: Sequence[Any], parents: Sequence[int | None], merges: Sequence[Sequence[int]]
 ) -> list[int]:
     """The nodes, newest first, each above those it comes from; without those in a circle."""
     older = [
@@ -182,7 +165,7 @@ def _sorted(
         for parent, merged in zip(parents, merges, strict=True)
     ]
     children = Counter(chain(*older))
-    keys = [(-group[0].written_at.timestamp(), node) for node, group in enumerate(groups)]
+    keys = [(-commit.written_at.timestamp(), node) for node, commit in enumerate(commits)]
     ready = [key for key in keys if not children[key[1]]]
     heapify(ready)
     order = []
@@ -224,7 +207,7 @@ def graph_shapes(rows: Sequence[GraphRow]) -> dict[str, Any]:
     -------
     dict
         `width` and `height` of the whole graph; `edges`, pieces of lines as a path and the number
-        of a color; `dots`, as x, y, the number of a color and whether there are several commits.
+        of a color; `dots`, as x, y and the number of a color.
     """
 
     def x(lane: int) -> int:
@@ -238,7 +221,7 @@ def graph_shapes(rows: Sequence[GraphRow]) -> dict[str, Any]:
             for a, b in pieces:
                 path = f"M{x(a)} {start}C{x(a)} {half} {x(b)} {half} {x(b)} {end}"
                 edges.append((path, max(a, b) % len(_COLORS)))  # of the line that leaves or joins
-        dots.append((x(row.lane), middle, row.lane % len(_COLORS), len(row.commits) > 1))
+        dots.append((x(row.lane), middle, row.lane % len(_COLORS)))
     width = x(width_of(rows) - 1) + _MARGIN
     return {"width": width, "height": _HEIGHT * len(rows), "edges": edges, "dots": dots}
 
@@ -251,7 +234,7 @@ def graph_lines(rows: Sequence[GraphRow]) -> list[Text]:
     from rich.text import Text
 
     width = width_of(rows)
-    short = short_ids(one.id for row in rows for one in row.commits)
+    short = short_ids(row.commit.id for row in rows)
     found: list[Text] = []
     for row in rows:
         through = [(a, a) for _, a in row.above] + [(b, b) for b, _ in row.below]
@@ -261,8 +244,7 @@ def graph_lines(rows: Sequence[GraphRow]) -> list[Text]:
             line = Text()
             for at, (stroke, lane) in enumerate(_strokes(pieces, width)):
                 dot = pieces is through and at == 2 * row.lane
-                mark = "●" if len(row.commits) == 1 else "┇"
-                line.append(mark if dot else _STROKES.get(stroke, "│"), lane_color(lane))
+                line.append("●" if dot else _STROKES.get(stroke, "│"), lane_color(lane))
             found.append(line.append(" "))
             if pieces is through:
                 line.append_text(about(row, short))
@@ -289,12 +271,9 @@ def about(row: GraphRow, short: Mapping[str, str]) -> Text:
     """A row in words: the short id, branches and tags, message, time and kind of its commit."""
     from rich.text import Text
 
-    first, last = row.commits[0], row.commits[-1]
-    if len(row.commits) > 1:
-        since, until = last.written_at, first.written_at
-        return Text(f"{len(row.commits):,} commits, {since:%Y-%m-%d} to {until:%Y-%m-%d}", "dim")
-    text = Text(short[first.id])
+    commit = row.commit
+    text = Text(short[commit.id])
     if row.refs:
         text.append(f" ({', '.join(plain_text(ref) for ref in row.refs)})", "bold green")
-    text.append(f" {plain_text(first.message, most=_MOST_MESSAGE)}")
-    return text.append(f"  {first.written_at:%Y-%m-%d %H:%M}, {first.kind}", "dim")
+    text.append(f" {plain_text(commit.message, most=_MOST_MESSAGE)}")
+    return text.append(f"  {commit.written_at:%Y-%m-%d %H:%M}, {commit.kind}", "dim")

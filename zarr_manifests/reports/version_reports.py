@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN_CHUNKS: Final = 4
-_SHOWN_COMMITS: Final = 1000
+_SHOWN_COMMITS: Final = 60
 _DRAWN_ROWS: Final = 40
 _SHOWN_TEXT: Final = 60
 
@@ -175,8 +175,7 @@ class Ancestry(Iterator[SnapshotInfo]):
     def plot(self) -> Axes:
         """Draw the history of all branches and tags as a graph, newest first; return the axes.
 
-        Long runs of commits without a branch, tag or merge in between are folded into one row. Of
-        each branch the newest 1,000 commits are looked at.
+        It has the newest 40 commits.
 
         Raises
         ------
@@ -203,7 +202,7 @@ class Ancestry(Iterator[SnapshotInfo]):
         rows: Sequence[GraphRow] = ()
         with suppress(ManifestsError):  # what is shown to look around must not fail
             most = _SHOWN_COMMITS if self._limit is None else min(self._limit, _SHOWN_COMMITS)
-            rows = self._graph(self._version, limit=most)
+            rows = self._graph(self._version, rows=most)
         older = ["... and older ones"] if rows and rows[-1].below else []
         return html("History", *graph_lines(rows), *older)
 

@@ -145,8 +145,8 @@ class Pages:
 
     def _home(self, request: Request) -> Response:
         wanted = _number(request.query_params.get("rows"), _ROWS, _MOST_ROWS)
-        rows = graph_of(self._repo, rows=wanted, limit=_MOST_ROWS)
-        is_cut = rows and (rows[-1].below or any(len(row.commits) > 1 for row in rows))
+        rows = graph_of(self._repo, rows=wanted)
+        is_cut = rows and rows[-1].below
         return self._render(
             request,
             "home.html",
