@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
 from msgspec import Struct
 
@@ -148,11 +148,6 @@ class Cache(Section, frozen=True):
 
     max_size: Annotated[int, whole(0, _MAX)] = _MAX_SIZE
     expire_ms: Annotated[int, whole(0, _MAX)] = _EXPIRE_MS
-
-    misplaced: ClassVar = {
-        "chunk-bytes": "is not saved with a repository, since it is about one machine; give it as "
-        "cache= to zm.open"
-    }
 
 
 class CacheOptions(Section, frozen=True):

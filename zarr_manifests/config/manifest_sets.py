@@ -157,7 +157,6 @@ class ManifestSet(Struct, frozen=True):
     overflow_to: Annotated[str | None, _SET_NAME] = DEFAULT_SET_NAME
     cardinality: Annotated[int | None, whole(1, 1_000_000)] = 1
 
-    misplaced: ClassVar = {"name": "unknown option; the name stands before the colon"}
     other_names: ClassVar = {
         "max-size": "max-manifest-size",
         "max-arrays-per-manifest": "arrays-per-manifest",

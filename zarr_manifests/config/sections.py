@@ -4,8 +4,8 @@ A *section* is a frozen struct. Its fields are annotated with a kind of value, s
 `Annotated[int, Whole(1, 64)]`, and its docstring says what each is for. Its `__post_init__` calls
 `read_options`, so none is ever invalid, whether it comes from Python, YAML or a saved root.
 
-A section may have the class attributes `other_names`, which maps names that are read, too, to
-options, and `misplaced`, which maps names that might be taken for options to what to say of them.
+A section may have the class attribute `other_names`, which maps names that are read, too, to
+options.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from zarr_manifests.texts import hyphened, known_as, shown, spelled
 
 # A name that can be written: half of a surrogate pair cannot.
 ANY_NAME: Final = r"[^\ud800-\udfff]{1,255}"
-_MAX_FAULTS: Final = 100
 
 
 class Faults(NamedTuple):
@@ -175,7 +174,6 @@ class Nested(Kind):
     def __init__(self, section: type[Any]) -> None:
         self.section = section
         self.others: Mapping[str, str] = getattr(section, "other_names", {})
-        self.misplaced: Mapping[str, str] = getattr(section, "misplaced", {})
 
     def read(
         self, given: Any, faults: Faults, below: Any = None, known: Mapping[str, Any] | None = None
@@ -193,15 +191,12 @@ class Nested(Kind):
         for key, value in (given or {}).items():
             inside = faults.at(spelled(key))
             option = options.get(self.others.get(hyphened(key), hyphened(key)))
-            if option is None or hyphened(key) in self.misplaced:
-                near = known_as(key, options.keys() - self.misplaced.keys())
-                inside(self.misplaced.get(hyphened(key), f"unknown option; {near}"))
+            if option is None:
+                inside(f"unknown option; {known_as(key, options)}")
             elif option.field in values:
                 inside(f"{hyphened(option.field)} is given twice, in two spellings; keep one")
             else:
                 values[option.field] = option.given(value, inside, below)
-            if len(faults.found) > _MAX_FAULTS:
-                break
         try:
             return self.section(**self.rest(values, below) | values)
         except ConfigError as error:
@@ -320,12 +315,10 @@ def overlaid[S](below: S, options: object, place: str = "") -> S:
     Raises
     ------
     ConfigError
-        With all faults, each with its place; at most 100.
+        With all faults, each with its place.
     """
     faults = Faults([], place)
     found: S = Nested(type(below)).read(options, faults, below)
-    if len(faults.found) > _MAX_FAULTS:
-        faults.found[_MAX_FAULTS:] = ["there may be more faults; mend these first"]
     if faults.found:
         raise ConfigError(faults.found)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
 
 import numpy as np
@@ -17,7 +17,6 @@ from zarr_manifests.planning.packing import Overflow
 from zarr_manifests.report import Problem, Report
 from zarr_manifests.texts import bytes_text, count_text
 
-_SHOWN = 20
 _PICTURE_LINES, _PICTURE_COLUMNS = 24, 72
 _FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
 
@@ -87,19 +86,9 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
         yield f"{self.selected:,} of {self.chunks:,} chunks may match"
         yield "left out: " + ", ".join(f"{n:,} by {why}" for why, n in self.left_out.items())
         yield from (f"  {n:,} by {comparison}" for comparison, n in self.reasons.items() if n)
-        if not self.data or not self.selected:
-            return
-        # Why no more is left out.
-        if self.unknown:
+        if self.data and self.unknown:
             call = f"repo.compute_statistics([{', '.join(f'"{path}"' for path in self.data)}])"
             yield f"{self.unknown:,} chunks have no statistics and are read; {call} makes them"
-        if not self.left_out["statistics"] and self.unknown < self.selected:
-            names = [name or f"axis {i}" for i, name in enumerate(self.dimensions)]
-            spans = [name for name, n in zip(names, self.grid_shape, strict=True) if n == 1]
-            shape = " x ".join(map(str, self.chunk_shape))
-            why = f": each spans all of {', '.join(spans)}" if spans else ""
-            values = f"chunks of {shape} hold values of all sizes{why}"
-            yield f"no chunk is left out by its values, because {values}; smaller ones can be"
 
     def picture(self) -> str:
         """The grid of chunks as text: a block is selected, a dot left out, a grey block is both.
@@ -328,9 +317,6 @@ class IngestedFile(Report, Struct, frozen=True):
     nbytes: int
     snapshot_id: str
 
-    def _lines(self) -> Iterator[str]:
-        yield f"{self.url}: rows {self.start} to {self.start + self.rows - 1}"
-
 
 class IngestReport(Report, Struct, frozen=True):
     """What `ingest` has done.
@@ -380,8 +366,4 @@ class IngestReport(Report, Struct, frozen=True):
             done += f", in {count_text(len(self.snapshot_ids), 'commit')}: "
             done += f"{bytes_text(self.nbytes)} in {self.seconds:.1f} s, {bytes_text(rate)}/s"
         yield done if self.snapshot_ids else f"nothing to do: {done}"
-        parts: dict[str, Sequence[object]] = {"added": self.added, "replaced": self.replaced}
-        for title, files in {**parts, "left out": self.failed}.items():
-            yield from (f"  {title} {file}" for file in files[:_SHOWN])
-            if len(files) > _SHOWN:
-                yield f"  {title} {len(files) - _SHOWN:,} more"
+        yield from (f"  left out {file}" for file in self.failed)

@@ -14,8 +14,8 @@ FAULTS = [
     Fault(
         "unknown-saved-options-ignored",
         "config/sections.py",
-        "if option is None or",
-        "if option is None: continue\n            elif",
+        "            if option is None:\n",
+        "            if option is None: continue\n            if False:\n",
     ),
     Fault(
         "sets-overflow-in-circles",
