@@ -60,7 +60,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
     plain_text,
 )
-from zarr_manifests.grid import Box, IndexArray, corners, grid_shape
+from zarr_manifests.grid import Box, IndexArray, grid_shape
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.where import Where
 from zarr_manifests.runtime import quiet
@@ -428,17 +428,15 @@ class Job(Struct, frozen=True, kw_only=True):
     shape : tuple of int
         The cells along each dimension, selected or not.
     scan : Scan
-        The selected cells, cut into boxes.
-    tasks : int
-        Number of tasks.
+        The selected cells, cut into boxes of about the size of a task.
+    parts : int64[n, 2, ndim]
+        Boxes of cells to read, disjoint; each lies in a box of the scan.
+    starts : int64[tasks + 1]
+        Where each task's begin, and the end of the last.
     options : ReadOptions
         How to read; without variables and where, which are below.
     facts : SparkFacts
         Where it runs.
-    parts : int64[n, 2, ndim], optional
-        Boxes of cells to read instead of the scan's, disjoint.
-    starts : int64[tasks + 1], optional
-        With `parts`: where each task's begin, and the end of the last.
     where : Where, optional
         Which rows to keep.
     lease : LeftLease, optional
@@ -453,13 +451,17 @@ class Job(Struct, frozen=True, kw_only=True):
     variables: tuple[Column, ...]
     shape: tuple[int, ...]
     scan: Scan
-    tasks: int
+    parts: IndexArray
+    starts: IndexArray
     options: ReadOptions
     facts: SparkFacts
-    parts: IndexArray | None = None
-    starts: IndexArray | None = None
     where: Where | None = None
     lease: LeftLease | None = None
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks."""
+        return len(self.starts) - 1
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -484,12 +486,9 @@ class Job(Struct, frozen=True, kw_only=True):
 
     def chunks(self) -> IndexArray:
         """The boxes of chunks (int64[n, 2, ndim]) of the grid that tasks read, disjoint."""
-        parts = self.parts
-        if parts is None:
-            parts = np.stack(corners(list(self.scan), len(self.shape)), axis=1)
         chunk = np.array([axis.chunk for axis in self.scan.axes], np.int64)
         # A box has selected cells in each of its chunks.
-        return np.stack([parts[:, 0] // chunk, -(-parts[:, 1] // chunk)], axis=1)
+        return np.stack([self.parts[:, 0] // chunk, -(-self.parts[:, 1] // chunk)], axis=1)
 
     @property
     def name(self) -> str:
@@ -504,13 +503,8 @@ class Job(Struct, frozen=True, kw_only=True):
 
     def boxes(self, task: int) -> Iterator[Box]:
         """The boxes of cells that the task with that number reads."""
-        if self.parts is not None and self.starts is not None:
-            for part in self.parts[self.starts[task] : self.starts[task + 1]].tolist():
-                yield Box(tuple(part[0]), tuple(part[1]))
-            return
-        count = len(self.scan)
-        for number in range(task * count // self.tasks, (task + 1) * count // self.tasks):
-            yield self.scan[number]
+        for lo, hi in self.parts[self.starts[task] : self.starts[task + 1]].tolist():
+            yield Box(tuple(lo), tuple(hi))
 
 
 def chunks_in(boxes: IndexArray) -> int:

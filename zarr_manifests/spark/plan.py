@@ -6,7 +6,6 @@ snapshot, and reads metadata and coordinates, but no chunk of another variable.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -17,7 +16,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.planning.scan import Axis, plan_scan
+from zarr_manifests.planning.scan import Axis, Scan, plan_scan
 from zarr_manifests.planning.skipping import boxes_of, comparable, matching_cells, matching_runs
 from zarr_manifests.planning.where import Comparison, Moment, Where, parse_where, zone_of
 from zarr_manifests.reports import ChunkSelection
@@ -68,10 +67,7 @@ def plan_read(location: Location, options: ReadOptions, facts: SparkFacts) -> Jo
     if options.where is not None:
         where = _checked(parse_where(options.where), source, (*dimensions, *columns), facts)
     axes = _axes(source, names, sizes, where, options, facts)
-    rows = math.prod(axis.size for axis in axes)
-    # A larger box takes no more memory.
-    target = max(options.target_rows, rows // options.max_tasks)
-    scan = plan_scan(axes, target_rows=target, min_tasks=facts.parallelism)
+    everything = np.array([[[0] * len(sizes), [*sizes.values()]]], np.int64)
     job = Job(
         storage=repository.storage,
         containers=tuple(sorted(containers_of(repository).items())),
@@ -80,14 +76,15 @@ def plan_read(location: Location, options: ReadOptions, facts: SparkFacts) -> Jo
         dimensions=dimensions,
         variables=columns,
         shape=tuple(sizes.values()),
-        scan=scan,
-        tasks=min(len(scan), options.max_tasks),
+        scan=Scan(tuple(axes), spans=()),  # `restrict` cuts it
         options=replace(options, variables=None, where=None),
         facts=facts,
+        parts=everything,
+        starts=np.array([0, 1], np.int64),
         where=where,
     )
     _check_columns(job.columns, facts.case_sensitive)
-    for boxes in _left_by_statistics(session, source, job):
+    for boxes in [*_left_by_statistics(session, source, job)] or [everything]:
         job = restrict(job, boxes)
     return job
 
@@ -103,8 +100,7 @@ def restrict(job: Job, boxes: IndexArray) -> Job:
         Half-open boxes of cells that do not overlap.
     """
     options, parallelism = job.options, job.facts.parallelism
-    if job.parts is not None:
-        boxes = _common(boxes, job.parts)
+    boxes = _common(boxes, job.parts)
     rows = int(job.scan.cells(boxes).sum())
     target = min(options.target_rows, rows // parallelism)
     scan = plan_scan(job.scan.axes, target_rows=max(target, rows // options.max_tasks, 1))
@@ -115,7 +111,7 @@ def restrict(job: Job, boxes: IndexArray) -> Job:
     tasks = min(tasks, options.max_tasks, len(parts))
     cuts = np.searchsorted(middles, np.arange(1, tasks) * (rows / max(tasks, 1)))
     starts = np.unique(np.concatenate([[0], cuts, [len(parts)]])).astype(np.int64)
-    return replace(job, scan=scan, tasks=len(starts) - 1, parts=parts, starts=starts)
+    return replace(job, scan=scan, parts=parts, starts=starts)
 
 
 def plan_changes(
@@ -331,7 +327,7 @@ def _left_by_statistics(session: Session, source: Source, job: Job) -> Iterator[
         if each.column in names:
             alike.setdefault(source.meta(each.column).chunk_shape, []).append(each)
     asked += [[(*mine, *of_dims)] for mine in alike.values()]
-    for each_of in asked if job.tasks else ():
+    for each_of in asked if job.scan.rows else ():
         found = [chosen(*one) for one in each_of]
         if found and all(selection.selected < selection.chunks for selection, _ in found):
             boxes = np.concatenate([each for _, each in found])

@@ -329,9 +329,7 @@ def same_columns(one: StructType, other: StructType) -> bool:
 
 def _tasks(job: Job) -> Iterator[Job]:
     """The job's tasks as jobs of their own, each with only its boxes."""
-    assert job.parts is not None  # the job is restricted to boxes
-    assert job.starts is not None
     for number in range(job.tasks):
         first, stop = job.starts[number : number + 2]
         starts = np.array([0, stop - first], np.int64)
-        yield replace(job, parts=job.parts[first:stop], starts=starts, tasks=1)
+        yield replace(job, parts=job.parts[first:stop], starts=starts)
