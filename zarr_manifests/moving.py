@@ -153,15 +153,14 @@ def import_kerchunk(
     repo : str, path, Storage or Repository
         The repository to commit to.
     references : str, path or mapping
-        A JSON file, which may be compressed with gzip or zstd and lie at any URL, or what is in
-        one, or a folder of parquet files, local or in an object store (this needs pyarrow). Of
-        files that lie below a container, size and time of modification are noted, and reading
-        one that has changed is an error.
+        A JSON file, which may lie at any URL, or what is in one, or a folder of parquet files,
+        local or in an object store (this needs pyarrow). Of files that lie below a container, size
+        and time of modification are noted, and reading one that has changed is an error.
     path, message, branch
         As for `import_zarr`; so is what is returned.
     max_bytes : int
-        Bytes that each file of references may have, also unpacked; a parquet file is believed
-        what it says of that. References that are not trusted need a process with a memory limit.
+        Bytes that each file of references may have; a parquet file is believed what it says of its
+        size when unpacked. References that are not trusted need a process with a memory limit.
     mode : {"w-", "w"}
         Whether there must be nothing at the path, or what is there is replaced.
     remote_protocol : str, optional
@@ -185,7 +184,7 @@ def import_kerchunk(
     VirtualContainerError
         If a chunk is a whole file that lies below no container, so that its size is not known.
     ImportError
-        If pyarrow is due and not installed, or eccodes for chunks that are GRIB messages.
+        If pyarrow is due and not installed.
     """
     if mode not in ("w-", "w"):
         raise InvalidArgumentError(f"mode={mode!r}: give 'w-' or 'w'")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -56,13 +55,6 @@ def test_a_zarr_store_in_a_bucket(bucket: Any, zarr_format: Any, copy: bool) -> 
         array[:2]
     with pytest.raises(VirtualSourceChangedError):
         array[2:]
-
-
-def test_references_are_not_unpacked_beyond_what_is_allowed(tmp_path: Path) -> None:
-    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 10**6))
-    repo = zm.create(MemoryStorage())
-    with pytest.raises(InvalidArgumentError, match="2000 bytes"):
-        zm.virtual.import_kerchunk(repo, tmp_path / "bomb.json.gz", max_bytes=2000)
 
 
 def plain(store: Any, zarr_format: Any) -> None:

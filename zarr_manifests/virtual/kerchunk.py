@@ -18,8 +18,8 @@ Invariants:
 
 - Nothing is skipped silently, since an absent chunk reads as fill value: an unusable entry is an
   error, also a row beyond the end of an array, or a file that belongs to no array.
-- No file is read that is larger than `max_bytes`, or unpacks to more. What a parquet file unpacks
-  to is what its footer states, which stops accidents, and not who writes a false one.
+- No file is read that is larger than `max_bytes`. What a parquet file unpacks to is not larger
+  either, by what its footer states, which stops accidents, and not who writes a false one.
 """
 # Paths are plain strings here, as in references.py:
 # ruff: noqa: PTH112
@@ -27,18 +27,14 @@ Invariants:
 from __future__ import annotations
 
 import base64
-import gzip
-import io
 import json
 import os
 import re
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
-import zstandard
 
 from zarr_manifests.errors import (
     InvalidArgumentError,
@@ -65,16 +61,11 @@ from zarr_manifests.virtual.references import (
     read_file,
 )
 
-_PART_BYTES: Final = 1 << 20
-_BROKEN: Final = (ValueError, RecursionError, EOFError, OSError, zlib.error, zstandard.ZstdError)
 _MOST: Final = 2**62
 _NONE: Final = (None, 0, 0)
-_ENDINGS: Final = (".json", ".gz", ".zst")
-"""Of names that are not those of folders."""
 _RECORD: Final = re.compile(r"(?:(.*)/)?refs\.(0|[1-9][0-9]{0,17})\.parq", re.DOTALL)
 _COLUMNS: Final = ("path", "offset", "size", "raw")
 _MOST_RECORD: Final = 1 << 22
-_GRIB: Final = re.compile(rb'"id"\s*:\s*"grib"')
 _NAME: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _JINJA: Final = re.compile(r"\{[{%#]")
 
@@ -89,8 +80,7 @@ def read_kerchunk(
 ) -> References:
     """Read kerchunk references: a mapping, a JSON file, or a folder of parquet files.
 
-    A JSON file may be compressed with gzip or zstd, and lie at any URL. A folder is local, or in an
-    object store.
+    A JSON file may lie at any URL. A folder is local, or in an object store.
 
     For files below a container, size and modification time are recorded.
 
@@ -101,7 +91,7 @@ def read_kerchunk(
     containers : Containers
         Places whose files may be inspected.
     max_bytes : int
-        The most bytes of one file of references, also unpacked.
+        The most bytes of one file of references; of a parquet file, also unpacked.
     remote_protocol : str, optional
         The scheme of locations without one, such as `s3`.
     storage_options : mapping, optional
@@ -127,7 +117,7 @@ def read_kerchunk(
         folder = _folder(url, max_bytes, storage_options)
         if folder is not None:
             return _referred(_parquet(folder), {}, files)
-        given = _loaded(read_file(url, max_bytes, storage_options), url, max_bytes)
+        given = _loaded(read_file(url, max_bytes, storage_options), url)
     refs, texts = _parts(given)
     return _referred(counted("reading references", refs.items()), texts, files)
 
@@ -149,9 +139,6 @@ def _referred(
             raise _malformed(key)
         keys.append(key)
         rows.extend((files.number(key, _filled(url, texts)), first, nbytes))
-    for key, document in values.items():
-        if key.endswith(".zarray") and _GRIB.search(document):
-            need(f"{key.removesuffix('/.zarray')!r}, of GRIB messages,", "grib", "eccodes")
     return files.references(values, keys, *np.array(rows, np.int64).reshape(-1, 3).T)
 
 
@@ -181,7 +168,7 @@ def _folder(url: str, max_bytes: int, options: Mapping[str, object] | None) -> L
     if scheme == "file":
         refuse_options("a local file or folder", options)
         return in_folder(path, max_bytes) if os.path.isdir(path) else None
-    if scheme in ("memory", *WEB) or url.endswith(_ENDINGS):
+    if scheme in ("memory", *WEB):
         return None
     storage = storage_of(url, options)
     assert isinstance(storage, ObjectStorage)
@@ -192,25 +179,15 @@ def _folder(url: str, max_bytes: int, options: Mapping[str, object] | None) -> L
     return in_bucket(storage, max_bytes)
 
 
-def _loaded(data: bytes, url: str, max_bytes: int) -> Any:
-    """The value that a JSON file holds, which may be compressed."""
-    reader: Any = None
+def _loaded(data: bytes, url: str) -> Any:
+    """The value that a JSON file holds."""
     try:
-        if data.startswith(b"\x1f\x8b"):
-            reader = gzip.GzipFile(fileobj=io.BytesIO(data))
-        elif data.startswith(zstandard.FRAME_HEADER):
-            reader = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True)
-        if reader is not None:
-            unpacked = bytearray()
-            while part := reader.read(_PART_BYTES):  # a bound is no size to allocate
-                unpacked += part
-                check_bytes(f"{url}, unpacked,", len(unpacked), max_bytes)
-            data = bytes(unpacked)
         return json.loads(data)
-    except _BROKEN as error:
-        if isinstance(error, InvalidArgumentError):  # of the bound
-            raise
-        raise InvalidArgumentError(f"{url} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(
+            f"{url} is not JSON: {error}. If it is compressed, import the mapping "
+            "json.load(fsspec.open(..., compression='infer').open())"
+        ) from error
 
 
 def _parts(found: Any) -> tuple[Mapping[str, Any], Mapping[str, str]]:
@@ -304,7 +281,7 @@ def _documents(place: Listing) -> tuple[dict[str, bytes], int]:
     if ".zmetadata" not in place.files:
         raise NotFoundError(f"there are no kerchunk references in {place.name}: no .zmetadata")
     where = f"{place.name}/.zmetadata"
-    match _loaded(place.read(".zmetadata"), where, place.max_bytes):
+    match _loaded(place.read(".zmetadata"), where):
         case {"metadata": dict(found), "record_size": int(rows)} if 0 < rows <= _MOST_RECORD:
             return {key: _value(key, document) for key, document in found.items()}, rows
     raise InvalidArgumentError(
@@ -326,7 +303,7 @@ def _columns(place: Listing, key: str, record_size: int) -> list[list[Any]]:
         known = column.dictionary.cast(kind).to_pylist()
         return [None if at is None else known[at] for at in column.indices.to_pylist()]
 
-    def numbers(name: str) -> list[int]:
+    def numbers(name: str) -> Any:
         return table.column(name).cast(pa.int64()).fill_null(0).to_pylist()
 
     data = pa.BufferReader(place.read(key))

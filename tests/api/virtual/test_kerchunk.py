@@ -310,12 +310,16 @@ def test_what_the_footer_of_a_parquet_file_states_is_looked_at_before_it_is_deco
 
 
 @pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress])
-def test_compressed_references_are_counted_as_they_are_unpacked(
+def test_compressed_references_are_unpacked_by_fsspec(
     repo: zm.Repository, tmp_path: Path, packed: Callable[[bytes], bytes]
 ) -> None:
-    (tmp_path / "refs.json").write_bytes(packed(b"{}" + b" " * BOUND))
-    with pytest.raises(InvalidArgumentError, match="max_bytes="):
-        zm.virtual.import_kerchunk(repo, tmp_path / "refs.json", max_bytes=MIB)
+    place = tmp_path / ("refs.json.gz" if packed is gzip.compress else "refs.json.zst")
+    place.write_bytes(packed(json.dumps(day_references(tmp_path, 0)).encode()))
+    with pytest.raises(InvalidArgumentError, match="compression='infer'"):
+        zm.virtual.import_kerchunk(repo, place)
+    with fsspec.open(place, compression="infer") as file:
+        zm.virtual.import_kerchunk(repo, json.load(file))
+    assert len(repo.readonly_session().store.get_virtual_refs("t")) == 4
 
 
 # --- another day -----------------------------------------------------------------------------

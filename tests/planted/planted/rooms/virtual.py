@@ -96,12 +96,6 @@ FAULTS = [
         "if False:",
     ),
     Fault(
-        "what-references-unpack-to-is-not-counted",
-        "virtual/kerchunk.py",
-        'check_bytes(f"{url}, unpacked,", len(unpacked), max_bytes)',
-        "pass",
-    ),
-    Fault(
         "what-parquet-unpacks-to-is-not-counted",
         "virtual/kerchunk.py",
         'check_bytes("what it unpacks to", stated, place.max_bytes)',
