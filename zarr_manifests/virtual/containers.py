@@ -24,7 +24,6 @@ import socket
 import string
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -69,18 +68,6 @@ _SAME_REMOTE: Final = _SAME + b"=:+,@"
 _MACHINE_SERVICES: Final = ipaddress.ip_network("fd00:ec2::/32")
 _TOGETHER: Final = 1 << 14
 """Files that are located together."""
-_NUMBER: Final = r"(?:0|[1-9][0-9]*)"
-_CHUNK: Final = re.compile(
-    rf"(.+?)/[^/]+/(?:c(?:(?:/{_NUMBER})+|(?:\.{_NUMBER})+)?|{_NUMBER}(?:[./]{_NUMBER})*)"
-)
-"""A chunk of an array in a Zarr store, and the folder of the array's group."""
-
-
-_LOCAL: Final = (
-    "a web server on this machine, or on a link-local address, is refused: services there often "
-    "trust whoever reaches them. Pass VirtualContainer(..., allow_local=True) if it is meant"
-)
-
 
 # --- locations -------------------------------------------------------------------------------
 
@@ -231,16 +218,15 @@ class VirtualContainer:
     credentials : optional
         As for `zarr_manifests.storage.from_url`. They are never saved.
     allow_local : bool
-        Allows a web server on this machine, or on a link-local address. Without it both are
-        refused, since services there often trust whoever reaches them.
+        Allows reading from a web server on this machine, or on a link-local address. Without it
+        both are refused, since services there often trust whoever reaches them.
     **options
         Options of `from_url` for this kind of place, such as `region`, `anonymous` or `endpoint`.
 
     Raises
     ------
     InvalidArgumentError
-        If the URL is malformed, contains a user, a password or a query, or names a local web server
-        without `allow_local`.
+        If the URL is malformed, or contains a user, a password or a query.
     ConfigError
         If options are unknown or of the wrong type.
     UnsupportedStorageError
@@ -275,15 +261,13 @@ class VirtualContainer:
         object.__setattr__(self, "allow_local", allow_local)
         object.__setattr__(self, "options", tuple(sorted(options.items())))
         given = list(options) + ["credentials"] * (credentials is not None)
-        scheme, path = parse_location(self.url)
+        scheme = self.place[0]
         if scheme not in REMOTE and given:
             raise ConfigError(
                 [f"{name}: a {scheme}:// container takes no options" for name in given]
             )
         if allow_local and scheme not in WEB:
             raise ConfigError(["allow_local: only a web server takes it"])
-        if scheme in WEB and not allow_local and _is_local_host(path.partition("/")[0]):
-            raise InvalidArgumentError(f"a container at {_LOCAL}")
         if scheme in REMOTE:
             storage_of(self)  # says what is wrong with the options
 
@@ -349,7 +333,11 @@ def check_reachable(container: VirtualContainer) -> None:
     """
     scheme, path = container.place
     if scheme in WEB and not container.allow_local and _leads_to_local(path.partition("/")[0]):
-        raise VirtualContainerError(f"the container {plain_text(container.url)} leads to {_LOCAL}")
+        raise VirtualContainerError(
+            f"the container {plain_text(container.url)} leads to a web server on this machine, or "
+            "on a link-local address: services there often trust whoever reaches them. Pass "
+            "VirtualContainer(..., allow_local=True) if it is meant"
+        )
 
 
 class Containers(Struct, frozen=True):
@@ -490,15 +478,12 @@ class Containers(Struct, frozen=True):
 
     def _holding(self, scheme: str, path: str) -> str:
         """Name of the innermost container that holds a normalised path; empty for none."""
-        return _innermost({name: one.place for name, one in self.places.items()}, scheme, path)
-
-    def _saved_holding(self, scheme: str, path: str) -> str:
-        """The same of saved containers. Anybody may have written them: malformed ones hold none."""
-        places = {}
-        for name, url in self.saved.items():
-            with suppress(InvalidArgumentError, UnsupportedStorageError):
-                places[name] = parse_location(url)
-        return _innermost(places, scheme, path)
+        found, most = "", -1
+        for name, container in self.places.items():
+            kind, root = container.place
+            if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
+                found, most = name, len(root)
+        return found
 
     def resolve(self, source: VirtualSource) -> tuple[VirtualContainer, VirtualLocation]:
         """Return where a source is, and the container that allows it to be read.
@@ -520,7 +505,6 @@ class Containers(Struct, frozen=True):
         container = self.places.get(name)
         if container is not None:
             return container, _location(container, _below(container, place) if scheme else place)
-        name = name or self._saved_holding(scheme, place)
         file = url_at(scheme, place) if scheme else repr(place)
         if name in self.saved:
             where = f"in the container {name!r}, which the repository says is at "
@@ -531,8 +515,7 @@ class Containers(Struct, frozen=True):
             how = f"virtual_containers={{{name!r}: <URL of the folder>}}"
         else:
             where = "below no container that this repository was opened with"
-            folder = url_at(scheme, _folder_to_trust(place))
-            how = f"virtual_containers={{<a name>: {folder!r}}}"
+            how = "virtual_containers={<a name>: <URL of a folder above it>}"
         raise VirtualContainerError(
             f"a chunk lies in the file {file}, {where}: open it with {how} if you trust it to read "
             "there"
@@ -543,27 +526,6 @@ class Containers(Struct, frozen=True):
         if source.container in self.places:
             return self.resolve(source)[1].url
         return source.location
-
-
-def _innermost(places: Mapping[str, tuple[str, str]], scheme: str, path: str) -> str:
-    found, most = "", -1
-    for name, (kind, root) in places.items():
-        if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
-            found, most = name, len(root)
-    return found
-
-
-def _folder_to_trust(path: str) -> str:
-    """The root of the Zarr store that the file seems to belong to, else the file's folder.
-
-    Decided from names alone. If no folder's name ends in `.zarr`, it is the folder of the group.
-    """
-    folders = posixpath.dirname(path).split("/")
-    for depth, folder in enumerate(folders, 1):
-        if folder.endswith(".zarr"):
-            return "/".join(folders[:depth])
-    chunk = _CHUNK.fullmatch(path)
-    return posixpath.dirname(path) if chunk is None else chunk[1]
 
 
 def _below(container: VirtualContainer, path: str) -> str:
@@ -578,32 +540,17 @@ def _location(container: VirtualContainer, path: str) -> VirtualLocation:
     return VirtualLocation(scheme, root, f"{folder}/{path}" if folder else path)
 
 
-def _is_local_host(host: str) -> bool:
-    """Whether a host, with or without its port, says by itself that it is of this machine or link.
-
-    The services there often trust whoever reaches them.
-    """
-    name = _host_name(host)
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return _is_local(ipaddress.ip_address(name))
-    except ValueError:
-        return False
-
-
 def _leads_to_local(host: str) -> bool:
-    """Whether an address of a host is local; False if it has none that is known here."""
+    """Whether an address of a host is of this machine or link; False if none is known here.
+
+    The services there often trust whoever reaches them. The host may be an address itself.
+    """
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     try:
-        found = socket.getaddrinfo(_host_name(host), None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # the request fails as well, or a proxy knows the name
         return False
     return any(_is_local(ipaddress.ip_address(str(at[4][0]).partition("%")[0])) for at in found)
-
-
-def _host_name(host: str) -> str:
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return name.removesuffix(".")  # of a name that is complete
 
 
 def _is_local(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
