@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -30,11 +30,8 @@ from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
     NotFoundError,
-    VirtualContainerError,
 )
-from zarr_manifests.format.chunk_table import VirtualRef
-from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.ids import crc32c
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import V3_DOCUMENT, directory, join
 from zarr_manifests.planning.merge import unset_at
 from zarr_manifests.repositories import Location
@@ -48,9 +45,6 @@ from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, is_virtu
 from zarr_manifests.xarray.stored_group import StoredGroup
 from zarr_manifests.xarray.writers import cells_of, prepare, put
 
-type Validation = Literal["auto", "etag", "modified", "none"]
-
-_VALIDATIONS: Final = ("auto", "etag", "modified", "none")
 _FIXED: Final = ("data_type", "chunk_grid", "codecs", "fill_value", "dimension_names")
 _SLACK_MS: Final = 1000
 
@@ -63,13 +57,14 @@ def write_virtual(
     mode: WriteMode | None = None,
     append_dim: Hashable | None = None,
     region: Region | None = None,
-    validate: Validation = "auto",
-    checksums: bool = False,
     check: bool = True,
     message: str = "write virtual references",
     branch: str = "main",
 ) -> str | None:
     """Write a virtual dataset of VirtualiZarr: references to its chunks, and loadable variables.
+
+    A later change of a file is an error when it is read. Of files below a container, etag or time
+    of modification are noted; others must not change from now on.
 
     Parameters
     ----------
@@ -88,12 +83,6 @@ def write_virtual(
     region : mapping of str to slice or "auto", or "auto", optional
         Write to whole chunks of existing arrays, by dimension. With `"auto"`, where the existing
         coordinate has the values of the dataset's; a dimension without one is written whole.
-    validate : {"auto", "etag", "modified", "none"}
-        How a later change of a file is noticed. `etag` and `modified` note what the file has now;
-        it must lie below a container. `auto` notes either where the file lies below a container,
-        and otherwise that the file must not change from now on. `none` notes nothing.
-    checksums : bool
-        Read all chunks now, and note the checksum of each.
     check : bool, default True
         As in `write`, of values that are loaded.
     message, branch : str
@@ -114,8 +103,8 @@ def write_virtual(
         If what is appended does not fit what is there: another type, codec, chunk shape, encoding
         or shape, or a last chunk that is only partly filled; or values that `write` would refuse.
         Also if options exclude each other.
-    VirtualContainerError
-        If a file must be looked at, and lies below no container.
+    MissingChunkError
+        If a file below a container is not there.
 
     Examples
     --------
@@ -132,8 +121,6 @@ def write_virtual(
     """
     if not isinstance(vds, xr.Dataset | xr.DataTree):
         raise InvalidArgumentError(f"expected a Dataset or a DataTree, not {type(vds).__name__}")
-    if validate not in _VALIDATIONS:
-        raise InvalidArgumentError(f"validate={validate!r}: give one of {_VALIDATIONS}")
     if mode == "a-":
         raise InvalidArgumentError("mode='a-' is not for references: drop variables instead")
     top = node_path("" if group is None else group)
@@ -144,7 +131,7 @@ def write_virtual(
         store = target if isinstance(target, ManifestStore) else target.store
         if mode == "w":
             workspace_of(store).delete_below(directory(top))
-        writes = [_Write(target, store, part, validate, checksums) for part in parts]
+        writes = [_Write(target, store, part) for part in parts]
         for change in [change for write in writes for change in write.planned()]:
             change()
 
@@ -165,8 +152,6 @@ class _Write(Struct, dict=True):
     target: ManifestStore | Session
     store: ManifestStore
     part: DatasetPart
-    validate: Validation
-    checksums: bool
     versions: dict[str, Version] = {}
 
     @property
@@ -273,66 +258,33 @@ class _Write(Struct, dict=True):
             offset, length = (column.ravel()[rows].astype(np.int64) for column in columns)
             locations, index = used.tolist(), here.unravel(rows) + start
             noted = self._noted(locations)
-            if self.checksums:
-                noted["checksums"] = self._sums(locations, source, offset, length)
             self.store.set_virtual_refs(path, index, locations, source, offset, length, **noted)
         for coords, data in manifest._inlined.items():
             at = tuple((start + coords).tolist())
             workspace.set(join(path, array.chunk_keys.encode(at)), bytes(data))
 
-    # --- what is noted of files --------------------------------------------------------------
-
     def _noted(self, locations: list[str]) -> dict[str, Any]:
-        """What is noted of the files, by column: versions, and since when they must be the same."""
-        if self.validate == "none":
-            return {}
+        """What is noted of the files, by column, so that a later change is noticed.
+
+        That is the etag of a file below a container, or else its time of modification. Others must
+        not change from now on.
+        """
         runtime, containers = self.workspace.runtime, self.workspace.context.containers
         names, container, _ = containers.locate_all(locations)
         held = [url for url, at in zip(locations, container.tolist(), strict=True) if names[at]]
-        if self.validate != "auto" and len(held) < len(locations):
-            raise VirtualContainerError(
-                f"{next(iter({*locations} - {*held}))} lies below no container, so that its "
-                f"{self.validate} cannot be noted: open the repository with a container that "
-                "holds it, or say validate='auto'"
-            )
         due = [url for url in held if url not in self.versions]
-        looks = runtime.parallel([partial(self._look, url) for url in due])
+        reader = VirtualReader(containers)
+        looks = runtime.parallel([partial(reader.version, url) for url in due])
         self.versions |= zip(due, looks, strict=True)
         none, since = Version(), runtime.now_ms() + _SLACK_MS
         found = [self.versions.get(url, none) for url in locations]
+        modified = [None if one.etag is not None else one.modified_ms for one in found]
         return {
-            "etags": [version.etag for version in found],
-            "modified": [_or_none(version.modified_ms) for version in found],
-            "sizes": [_or_none(version.nbytes) for version in found],
+            "etags": [one.etag for one in found],
+            "modified": [-1 if ms is None else ms for ms in modified],
+            "sizes": [-1 if one.nbytes is None else one.nbytes for one in found],
             "unchanged_since": [-1 if url in self.versions else since for url in locations],
         }
-
-    def _look(self, location: str) -> Version:
-        """The etag of a file, or else its time of modification."""
-        found = VirtualReader(self.workspace.context.containers).version(location)
-        tagged = self.validate == "etag" or (self.validate == "auto" and found.etag is not None)
-        if (found.etag if tagged else found.modified_ms) is None:
-            raise InvalidArgumentError(f"{location}: its {self.validate} is not known there")
-        return replace(found, modified_ms=None) if tagged else replace(found, etag=None)
-
-    def _sums(
-        self, locations: list[str], source: IndexArray, offset: IndexArray, length: IndexArray
-    ) -> IndexArray:
-        """The checksum of each chunk."""
-        containers = self.workspace.context.containers
-        reader = VirtualReader(containers)
-
-        def checksum(number: int, start: int, nbytes: int) -> int:
-            ref = VirtualRef(containers.source_at(locations[number]), start, nbytes)
-            return crc32c(reader.read(ref, 0, nbytes))
-
-        rows = zip(source.tolist(), offset.tolist(), length.tolist(), strict=True)
-        calls = [partial(checksum, *row) for row in rows]
-        return np.array(self.workspace.runtime.parallel(calls), np.int64)
-
-
-def _or_none(value: int | None) -> int:
-    return -1 if value is None else value
 
 
 def _document(var: xr.Variable) -> dict[str, Any]:
