@@ -21,7 +21,6 @@ import os
 import posixpath
 import re
 import socket
-import string
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,12 +61,9 @@ _ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 _HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _ODD: Final = re.compile(r"[\x00-\x1f\x7f\\]")
-_SAME: Final = b"/-._~" + f"{string.ascii_letters}{string.digits}".encode()
-_SAME_REMOTE: Final = _SAME + b"=:+,@"
-"""Characters that are the same in a URL and in a path of a local file, or of a remote one."""
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+"""Names of files that are the same in a URL and in a path."""
 _MACHINE_SERVICES: Final = ipaddress.ip_network("fd00:ec2::/32")
-_TOGETHER: Final = 1 << 14
-"""Files that are located together."""
 
 # --- locations -------------------------------------------------------------------------------
 
@@ -428,49 +424,24 @@ class Containers(Struct, frozen=True):
     def locate_all(self, urls: Sequence[object]) -> tuple[tuple[str, ...], Column, tuple[str, ...]]:
         """Like `locate`, for many files: the containers, the number of each file's, the paths.
 
-        Where all of a batch are below one folder, only what is below it is looked at, as one text.
+        Each folder is looked at once: the container of a file with a plain name is that of any
+        other there.
         """
         names: dict[str, int] = {}
-        container, paths = np.empty(len(urls), np.int64), list[str]()
-        for start in range(0, len(urls), _TOGETHER):
-            some = urls[start : start + _TOGETHER]
-            found = self._below_one(some)
-            if found is None:
-                each = [*map(self.locate, some)]
-                numbers = [names.setdefault(name, len(names)) for name, _ in each]
-                container[start : start + len(some)] = numbers
-                paths += [path for _, path in each]
+        folders: dict[str, tuple[str, str]] = {}
+        containers, paths = [], []
+        for url in urls:
+            folder, _, file = url.rpartition("/") if isinstance(url, str) else ("", "", "")
+            if "://" in folder and _PLAIN.fullmatch(file):
+                if folder not in folders:
+                    folders[folder] = self.locate(f"{folder}/x")
+                name, other = folders[folder]
+                path = other[:-1] + file
             else:
-                container[start : start + len(some)] = names.setdefault(found[0], len(names))
-                paths += found[1]
-        return tuple(names), container, tuple(paths)
-
-    def _below_one(self, urls: Sequence[object]) -> tuple[str, list[str]] | None:
-        """The container and the paths of files below one folder; None if each has to be looked at.
-
-        That is so if a file may be in an inner container, or be called otherwise in its path.
-        """
-        if {*map(type, urls)} != {str}:
-            return None
-        texts = cast("Sequence[str]", urls)
-        folder = posixpath.commonprefix([min(texts), max(texts)]).rpartition("/")[0]
-        kind, slashes, _ = folder.lower().partition("://")
-        if not slashes or kind == "memory":
-            return None
-        size = len(folder)
-        rest = "".join([text[size:] for text in texts])  # each begins with a slash
-        same = _SAME_REMOTE if kind in REMOTE else _SAME
-        odd = not rest.isascii() or rest.encode().translate(None, same)
-        if odd or "//" in rest or "/." in rest or rest.endswith("/"):
-            return None
-        name, path = self.locate(f"{folder}/x")
-        if kind != "virtual":
-            scheme, place = parse_location(f"{folder}/x")
-            inner = (one.place for one in self.places.values())
-            if any(one == scheme and root.startswith(place[:-1]) for one, root in inner):
-                return None
-        above = path[:-1]
-        return name, [above + text[size + 1 :] for text in texts]
+                name, path = self.locate(url)
+            containers.append(names.setdefault(name, len(names)))
+            paths.append(path)
+        return tuple(names), np.array(containers, np.int64), tuple(paths)
 
     def source_at(self, url: str) -> VirtualSource:
         """The source that a location means, of which nothing is known."""
