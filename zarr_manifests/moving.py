@@ -47,7 +47,6 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
 from zarr_manifests.store import contents_of, workspace_of
 from zarr_manifests.versions import HEADS, TAGS
-from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.virtual.icechunk_files import IcechunkFiles
 from zarr_manifests.virtual.references import MAX_BYTES, References, check_bound
 
@@ -205,7 +204,6 @@ def import_icechunk(
     location: str | os.PathLike[str] | Storage,
     history: Literal["all", "heads"] = "all",
     branches: Iterable[str] | None = None,
-    authorize: Mapping[str, VirtualContainer | str | os.PathLike[str]] | None = None,
     *,
     storage_options: Mapping[str, object] | None = None,
     max_bytes: int = MAX_BYTES,
@@ -219,6 +217,11 @@ def import_icechunk(
     files elsewhere stay refs; inline chunks are copied. What was imported before is not
     imported again, so that calling this once more continues after an interruption, or with
     what is new there.
+
+    Of a file elsewhere that lies below a container of this repository, icechunk reads a byte, and
+    so says whether it is the one that it has noted; then the file is noted as it is now. One that
+    has changed, or is gone, raises an error when it is read. Other files stay unguarded, as
+    `Repository.verify` counts.
 
     The icechunk repository must stay where it is. An object that is deleted there, such as by
     its garbage collection, is an error when it is read.
@@ -234,12 +237,6 @@ def import_icechunk(
     branches : iterable of str, optional
         Which branches; by default all, and all tags. Otherwise those tags come along that
         name an imported snapshot.
-    authorize : mapping of str to VirtualContainer, str or path, optional
-        Places elsewhere whose files may be looked at, beside the containers that this
-        repository was opened with. icechunk reads a byte of each of their files, and so says
-        whether it is the one that it has noted; then the file is noted as it is now. One that
-        has changed, or is gone, raises an error when it is read. Other files stay unguarded,
-        as `Repository.verify` counts.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the location.
     max_bytes : int
@@ -281,12 +278,9 @@ def import_icechunk(
     context = context_of(repository_of(repo))
     if history not in ("all", "heads"):
         raise InvalidArgumentError(f"history={history!r}: give 'all' or 'heads'")
-    if not isinstance(authorize, Mapping | None):
-        raise InvalidArgumentError(f"authorize={authorize!r}: give a mapping of names to places")
-    trusted = Containers({**context.containers.places, **Containers.of(authorize).places})
     most = check_bound("max_bytes", max_bytes)
     with TemporaryDirectory(prefix="zarr-manifests-") as folder:
-        files = IcechunkFiles(storage, Path(folder), trusted, most, context.runtime)
+        files = IcechunkFiles(storage, Path(folder), context.containers, most, context.runtime)
         return _IcechunkHistory(context, files).run(branches, heads_only=history == "heads")
 
 
@@ -557,7 +551,7 @@ class _IcechunkHistory:
             self._tell(root)
         known = [at for at, each in enumerate(lineage) if each.id in self.ours]
         begin = known[-1] if known else -1
-        self._place(name, lineage, [lineage[at].id for at in known])
+        self._place(name, [lineage[at].id for at in known])
         due = [each for each in lineage[begin + 1 :] if each.id in self._due]
         if not due:
             return
@@ -584,9 +578,7 @@ class _IcechunkHistory:
             before = after
             self._tell(each.id)
 
-    def _place(
-        self, name: str, lineage: Sequence[icechunk.SnapshotInfo], known: Sequence[str]
-    ) -> None:
+    def _place(self, name: str, known: Sequence[str]) -> None:
         """See that the branch is at the last of the known snapshots, having been at one of them."""
         start = self.ours[known[-1]] if known else self._first
         if not start:
@@ -598,30 +590,16 @@ class _IcechunkHistory:
         at = None if head is None else self._names.get(head)
         if head is None:
             self._refs.create_branch(name, start)
-        elif at not in ("", *known) and self._has_expired(head, lineage):
-            raise ConflictError(
-                f"branch {name!r} is at the icechunk snapshot {at}, which has expired there, so "
-                "that the commits between it and the present ones are not known. Import to another "
-                "repository, and next time before icechunk's snapshots expire"
-            )
         elif at is None or at not in ("", *known):
             raise ConflictError(
                 f"branch {name!r} has commits that its icechunk branch does not have: it was reset "
-                "or amended there, or written to here. Import to another repository, or move the "
+                "or amended there, or its snapshots have expired there before they were imported, "
+                "or it was written to here. Import to another repository, or move the "
                 f"branch with reset_branch({name!r}, {start!r}, expected={head!r}), which drops "
                 "these commits"
             )
         elif at != self._names[start]:
             self._refs.reset_branch(name, start, force=False, expected=None)
-
-    def _has_expired(self, head: str, lineage: Sequence[icechunk.SnapshotInfo]) -> bool:
-        """Whether an imported snapshot is older than what icechunk still has of the branch.
-
-        icechunk's expiry makes the oldest snapshot that it keeps the child of the first one.
-        """
-        ((parts, at),) = self._refs.history(head, 1)
-        written = parts.metadata[at].get(_TIME)
-        return len(lineage) > 1 and isinstance(written, str) and written < _written(lineage[1])
 
     def _import_tag(self, tag: str, snapshot: str) -> None:
         check_ref_name(tag)

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES: Final = 39
 _NATIVE: Final = 1
-_MOST_ROWS: Final = 1 << 22
-"""Chunks of arrays that are kept for the next snapshot."""
 _CLOUDS: Final = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 
@@ -134,7 +132,6 @@ class IcechunkFiles:
         self.inlined: dict[bytes, int] = {}
         self._settled: dict[str, int] = {"": 0}
         self._objects: dict[str, ForeignFile] = {}
-        self._recent: dict[str, tuple[object, IndexArray]] = {}
         if not self._copy("repo", needed=False):  # format 1 has a file for each ref instead
             listed = [*storage.list("refs/"), *storage.list("snapshots/")]
             if not listed:
@@ -204,9 +201,6 @@ class IcechunkFiles:
         MissingChunkError
             If an object of the icechunk repository is missing.
         """
-        known = self._recent.get(node.node_id)
-        if known is not None and known[0] == node.manifests:
-            return known[1]
         self._fetch(f"manifests/{each['id']}" for each in node.manifests or ())
         parts = [np.zeros((0, ndim + 3), np.int64)]
         with self._told(f"the chunks of /{node.path} in snapshots/{node.snapshot}"):
@@ -232,11 +226,7 @@ class IcechunkFiles:
                     numbers[row] = ~self.inlined.setdefault(data, len(self.inlined))
                 where = np.array(numbers), offsets.astype(np.int64), lengths.astype(np.int64)
                 parts.append(np.column_stack((coords.astype(np.int64), *where)))
-        found = np.concatenate(parts)
-        if sum(len(rows) for _, rows in self._recent.values()) > _MOST_ROWS:
-            self._recent.clear()
-        self._recent[node.node_id] = node.manifests, found
-        return found
+        return np.concatenate(parts)
 
     # --- files with chunks -------------------------------------------------------------------
 

@@ -287,14 +287,14 @@ def test_files_at_places_that_are_not_trusted_stay_unguarded(
     repo = zm.create(place.parent / "repo")
     zm.virtual.import_icechunk(repo, place.parent / "source")
     assert repo.verify().unguarded == 2
-    again = zm.create(place.parent / "again")
-    authorize: dict[str, Any] = {
+    containers: dict[str, Any] = {
         "files": place.parent,
         "google": zm.VirtualContainer("gs://data", anonymous=True),
         "azure": zm.VirtualContainer("az://data", account="winds"),
         "web": "https://example.org/data",
     }
-    zm.virtual.import_icechunk(again, place.parent / "source", authorize=authorize)
+    again = zm.create(place.parent / "again", virtual_containers=containers)
+    zm.virtual.import_icechunk(again, place.parent / "source")
     assert again.verify().unguarded == 0
 
 
