@@ -516,8 +516,9 @@ class Repository:
             was made; without `end`, up to the head of `main`.
         mode : {"log", "net"}
             `log` tells what each commit did. `net` tells what all of them did together, each chunk
-            once: what was made and removed in between does not occur. It holds the coordinates of
-            all that has changed in memory, and looks up at `start` the chunks that were removed.
+            once: what was made and removed in between does not occur, nor a chunk with the bytes
+            that it had. It holds the coordinates of all that has changed in memory, and compares
+            these chunks at both ends.
 
         Yields
         ------
@@ -1353,9 +1354,8 @@ def changed_cells(
     cell is added once, also where a chunk was filled by two appends. The cost depends on the
     chunks that changed; no chunk is read. Compactions and repacks change nothing.
 
-    If some of the range has expired, and a tag keeps `start`, the two snapshots are compared.
-    The cost then depends on all chunks of the arrays, and a chunk that was moved to another
-    object counts as written again.
+    If some of the range has expired, and a tag keeps `start`, all chunks of the arrays are
+    compared.
 
     Parameters
     ----------
@@ -1375,8 +1375,7 @@ def changed_cells(
     HistoryExpiredError
         If some of the range has expired, and no tag keeps `start`.
     InvalidArgumentError
-        If `start` is not an ancestor of `end`, the arrays have different shapes, or a commit in
-        between has moved chunks to other positions (`Session.shift_array`).
+        If `start` is not an ancestor of `end`, or the arrays have different shapes.
     NotFoundError
         If there is no such branch or tag, or an array is at neither end.
 
@@ -1399,13 +1398,13 @@ def changed_cells(
     """
     first, last = repository._refs.range(start, end)
     named = (paths,) if isinstance(paths, str) else tuple(paths)
+    context, cells = repository._context, engine.changes_between.changed_cells
     try:
-        return engine.changes_between.changed_cells(repository._context, first, last, named)
+        return cells(context, first, last, named)
     except HistoryExpiredError:
         if first not in repository.list_tags().values():
             raise
-        kept = repository._refs.resolve(first).at
-        return engine.changes_between.compared_cells(repository._context, kept, last, named)
+        return cells(context, first, last, named, logged=False)
 
 
 def graph_of(

@@ -109,7 +109,7 @@ def _due(
     parts: list[IndexArray] = []
     if was.node_id == now.node_id:
         deltas = deltas_apart(context, context.roots.read().root, old.ref, new.ref)
-        delta = net_changes(context, old, new, deltas)
+        delta = net_changes(context, old, new, deltas, {now.node_id})
         parts += [table.coords() for table in delta.embedded.tables(now.node_id)]
     # Of an array made anew, no log says which chunks are the same.
     if was.documents != now.documents or was.node_id != now.node_id:  # or have other cells

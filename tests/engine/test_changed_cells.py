@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import suppress
 from datetime import timedelta
 
 import numpy as np
@@ -114,11 +113,6 @@ def test_cells_are_told_as_reading_both_snapshots_shows(
     first = data.draw(st.integers(-1, len(history) - 1))
     last = data.draw(st.integers(max(first, 0), len(history) - 1))
     start = None if first < 0 else history[first]
-    in_one = [{what for what, _, _ in steps} for steps in commits]
-    if any("cut" in kinds and kinds & {"write", "append"} for kinds in in_one):
-        with suppress(InvalidArgumentError):  # which cannot be told from a move
-            changed_cells(repository, PATHS, start, history[last])
-        return
     found = changed_cells(repository, PATHS, start, history[last])
     before = {} if start is None else rows_at(repository, start)
     after = rows_at(repository, history[last])
@@ -145,14 +139,14 @@ def grown(repository: Repository, *lengths: int, chunk: int = 4) -> list[str]:
     return made
 
 
-def test_moved_chunks_are_refused(repository: Repository) -> None:
-    ids = grown(repository, 8)
+def test_moved_chunks_are_told_by_position(repository: Repository) -> None:
+    ids = grown(repository, 8, 4)
     session = repository.writable_session("main")
-    session.reindex_array("a", {(0, 0): (1, 0), (1, 0): (0, 0)})
-    moved = session.commit("move")
-    with pytest.raises(InvalidArgumentError, match=f"{moved} has moved chunks"):
-        changed_cells(repository, "a", ids[0])
-    assert changed_cells(repository, "a", moved).only_added
+    session.shift_array("a", (-1, 0))
+    session.commit("move")
+    found = changed_cells(repository, "a", ids[1])
+    assert found.overwritten.tolist() == [[[4, 0], [8, 2]]]  # the first chunk is like the second
+    assert found.removed.tolist() == [[[8, 0], [12, 2]]]
 
 
 def test_what_cannot_be_answered_is_an_error(repository: Repository) -> None:

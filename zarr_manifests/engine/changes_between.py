@@ -3,32 +3,26 @@
 1. Parents are followed from the end of the range to its start, and each commit's own delta is
    fetched on the way, many at once; manifests that deltas refer to are checked for existence. Only
    then is anything returned: a range that has partly expired is an error, never a shorter answer.
-2. From the oldest commit on, the delta's chunk tables are decoded and become records. For the net
-   change, they are merged with those before.
+2. From the oldest commit on, the delta's chunk tables are decoded and become records. The net
+   change is one delta that makes the start into the end (`differences`), read like a commit's.
 
 Invariants: a compaction never replaces a commit's own delta, and a run is never taken for one, so
-compactions are not visible; manifests of the base are not read, except for the net change, where
-chunks that were unset in the range are looked up at its start.
+compactions are not visible; only the net change reads manifests of the base.
 
 A comparison of two snapshots tells the differences by node: chunks, moves and truncations.
 
 Which cells of arrays came, changed or went between two snapshots
 -----------------------------------------------------------------
 
-The deltas of the commits in between say which chunks were written or deleted. Only chunks that
-these touch, or that lie across an edge that has moved, are looked up in the two snapshots. An array
-that is another one at the end, or whose values are decoded in another way, counts as written anew.
-
-Where the commits in between have expired, and both snapshots are still there, `compared_cells`
-compares where each chunk lies instead. A chunk that lies elsewhere counts as written.
-
-Invariant: positions mean the same cells at both ends. Where a commit has moved chunks to other
-positions (`Session.shift_array`, `Session.reindex_array`), it is an error.
+The same net change says which chunks differ. Only these, and chunks that lie across an edge that
+has moved, are looked up in the two snapshots. An array that is another one at the end, or whose
+values are decoded in another way, counts as written anew. Positions are compared, so chunks that
+were moved count as written where they are, and as deleted where they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, Literal
@@ -38,7 +32,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.ancestry import FOLLOWING, ancestors, walk_length
+from zarr_manifests.engine.ancestry import FOLLOWING, ancestors, snapshot_ref, walk_length
 from zarr_manifests.engine.differences import (
     delta_of,
     deltas_apart,
@@ -70,21 +64,14 @@ from zarr_manifests.planning.changes import (
     CellChanges,
     Change,
     ChangedArray,
-    Net,
     NodeTable,
-    add_layer,
     changes_of,
     classify_cells,
 )
 from zarr_manifests.planning.components import changed_nodes, compare_documents
 from zarr_manifests.planning.live_deltas import lies_in
 from zarr_manifests.planning.merge import (
-    Layer,
-    Overlay,
     agree,
-    difference,
-    inside,
-    merge_layers,
     narrower,
 )
 from zarr_manifests.progress import counted
@@ -122,11 +109,13 @@ def changes_between(
     with if_expired(context, start, end):
         commits, before = commits_between(context, start, end, floor)
         view = None if before is None else context.open_view(before)
-    read = _log if mode == "log" else _net
 
     def records() -> Iterator[Change]:
         with if_expired(context, start, end):  # some of the range may expire meanwhile
-            yield from read(context, view, commits)
+            if mode == "log":
+                yield from _log(context, view, commits)
+            else:
+                yield from _net(context, view, end, commits)
 
     return records()
 
@@ -188,18 +177,13 @@ def _log(
 
 
 def _net(
-    context: ReadContext, before: SnapshotView | None, commits: list[LoggedCommit]
+    context: ReadContext, before: SnapshotView | None, end: BlobRef, commits: list[LoggedCommit]
 ) -> Iterator[Change]:
-    net = Net.since(() if before is None else before.nodes.values())
-    for commit in counted("reading commits", commits):
-        delta = context.objects.load(commit.log, Delta)
-        net.add(delta, tables_of(context, delta))
-
-    def there(node_id: bytes, coords: IndexArray) -> npt.NDArray[np.bool_]:
-        assert before is not None  # else no node was there
-        return chunks_there(before, node_id, coords)
-
-    yield from net.changes(there)
+    loads = counted("reading commits", commits)
+    deltas = [context.objects.load(commit.log, Delta) for commit in loads]
+    delta = net_changes(context, before, context.open_view(end), deltas, read=False)
+    nodes = NodeTable(() if before is None else before.nodes.values())
+    yield from changes_of(nodes, delta, tables_of(context, delta))
 
 
 @contextmanager
@@ -303,60 +287,48 @@ def _difference(
 
 
 def changed_cells(
-    context: ReadContext, start: str | None, end: Branch, paths: Sequence[str]
+    context: ReadContext,
+    start: str | None,
+    end: Branch,
+    paths: Sequence[str],
+    *,
+    logged: bool = True,
 ) -> CellChanges:
     """What happened to the cells of arrays of one shape after snapshot `start` up to `end`.
 
-    Without `start`, all cells of `end` are new.
+    Without `start`, all cells of `end` are new. If the commits in between are not `logged` any
+    more, all chunks of the arrays are compared.
 
     Raises
     ------
     NotFoundError
         If an array is in neither snapshot.
     InvalidArgumentError
-        If `start` is not an ancestor, the arrays have different shapes, or a commit has moved
-        their chunks to other positions.
+        If `start` is not an ancestor, or the arrays have different shapes.
     HistoryExpiredError
         If some of the range has expired.
     """
     with if_expired(context, start, end.head):
-        commits: Sequence[LoggedCommit] = ()
+        deltas: list[Delta] | None = None
         before = None
-        if start is not None:
+        if start is not None and logged:
             commits, before = commits_between(context, start, end.head, end.floor)
+            deltas = [context.objects.load(commit.log, Delta) for commit in commits]
+        elif start is not None:
+            before = snapshot_ref(context, start)
         old = None if before is None else context.open_view(before)
         new = context.open_view(end.head)
         pairs = [_pair(path, old, new) for path in paths]
-        kept = {was.node.node_id: was for was, now in pairs if was and _means_the_same(was, now)}
-        layers: dict[bytes, list[Layer]] = {node_id: [] for node_id in kept}
-        grids = {node_id: was.node for node_id, was in kept.items()}
-        for commit in commits:
-            delta = context.objects.load(commit.log, Delta)
-            tables = tables_of(context, delta, kept)
-            _refuse_moves(commit.snapshot_id, grids, delta, tables)
-            grids |= {node.node_id: node for node in delta.nodes if node.node_id in kept}
-            for node_id in kept.keys() & {*delta.truncated, *tables}:
-                add_layer(layers[node_id], delta, node_id, tables)
-        found = _classified(pairs, lambda was, _: merge_layers(layers[was.node.node_id]))
+        kept = {was.node.node_id for was, now in pairs if was and _means_the_same(was, now)}
+        delta = net_changes(context, old, new, deltas, kept, read=False)
+        arrays = [
+            _changed(was, now, delta)
+            if was is not None and now is not None and was.node.node_id in kept
+            else _replaced(was, now)
+            for was, now in pairs
+        ]
+        found = classify_cells([_path(pair) for pair in pairs], arrays)
     return replace(found, start=start, end=snapshot_id_of(end.head.key))
-
-
-def compared_cells(
-    context: ReadContext, start: Branch, end: Branch, paths: Sequence[str]
-) -> CellChanges:
-    """The same without the commits in between: the chunk tables of both snapshots are compared.
-
-    Raises
-    ------
-    NotFoundError
-        If an array is in neither snapshot.
-    InvalidArgumentError
-        If the arrays have different shapes.
-    """
-    old, new = context.open_branch(start), context.open_branch(end)
-    pairs = [_pair(path, old, new) for path in paths]
-    found = _classified(pairs, lambda was, now: Overlay(None, difference(now.table, was.table)))
-    return replace(found, start=old.snapshot_id, end=new.snapshot_id)
 
 
 class _Array(Struct, frozen=True):
@@ -409,19 +381,6 @@ def _pair(path: str, old: SnapshotView | None, new: SnapshotView) -> _Pair:
     return was, now
 
 
-def _classified(
-    pairs: Sequence[_Pair], overlay: Callable[[_Array, _Array], Overlay]
-) -> CellChanges:
-    """What happened to the cells; `overlay` says which chunks changed of an array that stayed."""
-    arrays = [
-        _changed(was, now, overlay(was, now))
-        if was is not None and now is not None and _means_the_same(was, now)
-        else _replaced(was, now)
-        for was, now in pairs
-    ]
-    return classify_cells([_path(pair) for pair in pairs], arrays)
-
-
 def _path(pair: _Pair) -> str:
     was, now = pair
     found = now or was
@@ -436,41 +395,21 @@ def _means_the_same(was: _Array, now: _Array | None) -> bool:
     return not compare_documents(was.node, now.node).structure
 
 
-def _refuse_moves(
-    snapshot_id: str,
-    nodes: Mapping[bytes, Node],
-    delta: Delta,
-    tables: Mapping[bytes, Sequence[ChunkTable]],
-) -> None:
-    """Raise if a commit has cut chunks off and set chunks in their place, as moves do."""
-    for node_id in nodes.keys() & delta.truncated.keys() & tables.keys():
-        node, cut = nodes[node_id], delta.truncated[node_id]
-        for table in tables[node_id]:
-            coords = table.coords()[table.kind != RefKind.UNSET]
-            known = node.array is not None and inside(coords, node.array.grid.hi)
-            if (known & ~inside(coords, cut)).any():
-                raise InvalidArgumentError(
-                    f"commit {snapshot_id} has moved chunks of {absolute(node.path)} to other "
-                    "positions (shift_array, reindex_array, or a cut and a write in one), so its "
-                    "cells cannot be compared with those before. Read the whole of a newer "
-                    "snapshot, and the changes from there on"
-                )
-
-
-def _changed(was: _Array, now: _Array, overlay: Overlay) -> ChangedArray:
-    """What has happened to an array, by what the merged deltas or the chunk tables say."""
-    written = np.empty((0, len(now.meta.shape)), np.int64)
-    dropped = was.chunks(_cut_off(was.meta.grid.hi, overlay.truncated))
-    if overlay.table is not None:
-        coords, unset = overlay.table.coords(), overlay.table.kind == RefKind.UNSET
-        written = coords[~unset]
-        gone = coords[unset & inside(coords, was.meta.grid.hi)]
-        if len(gone):
-            dropped = np.concatenate([dropped, gone[was.there(gone)]])
+def _changed(was: _Array, now: _Array, delta: Delta) -> ChangedArray:
+    """What has happened to an array, by what makes the one snapshot into the other."""
+    node_id = was.node.node_id
+    written = [np.empty((0, len(now.meta.shape)), np.int64)]
+    dropped = [was.chunks(_cut_off(was.meta.grid.hi, delta.truncated.get(node_id)))]
+    for table in delta.embedded.tables(node_id):
+        unset = table.kind == RefKind.UNSET
+        written.append(table.coords()[~unset])
+        dropped.append(table.coords()[unset])
     edges = _moved_edges(was.meta, now.meta)
     # Appends write all chunks at the edge again; nothing is looked up for them then.
-    exposed = now.chunks(box for box in edges if int(lies_in(box, written).sum()) < box.size)
-    return ChangedArray(was.shape, now.shape, written, dropped, exposed, was.there, now.there)
+    new = np.concatenate(written)
+    exposed = now.chunks(box for box in edges if int(lies_in(box, new).sum()) < box.size)
+    gone = np.concatenate(dropped)
+    return ChangedArray(was.shape, now.shape, new, gone, exposed, was.there, now.there)
 
 
 def _replaced(was: _Array | None, now: _Array | None) -> ChangedArray:

@@ -14,7 +14,7 @@ a place is in the delta if and only if it differs.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
 import numpy as np
@@ -328,50 +328,70 @@ def deltas_apart(context: ReadContext, root: Root, left: BlobRef, right: BlobRef
 
 
 def net_changes(
-    context: ReadContext, old: SnapshotView, new: SnapshotView, deltas: Sequence[Delta]
+    context: ReadContext,
+    old: SnapshotView | None,
+    new: SnapshotView,
+    deltas: Sequence[Delta] | None,
+    wanted: Container[bytes] | None = None,
+    *,
+    read: bool = True,
 ) -> Delta:
     """What makes the one snapshot into the other; it is no commit's.
 
-    `deltas` are of all commits that have made them different.
+    Parameters
+    ----------
+    context : ReadContext
+        The repository.
+    old, new : SnapshotView
+        The snapshots; None is one without nodes.
+    deltas : sequence of Delta or None
+        Of all commits that have made them different; if it is not known, all chunks are compared.
+    wanted : container of bytes, optional
+        The nodes whose chunks are compared; by default all.
+    read : bool
+        Whether chunks are read where checksums cannot tell.
     """
+    before, was = ({}, {}) if old is None else (old.nodes, old.by_id)
+    now = new.by_id
     nodes = {
         path: new.nodes.get(path)
-        for path in old.nodes.keys() | new.nodes.keys()
-        if old.nodes.get(path) != new.nodes.get(path)
+        for path in before.keys() | new.nodes.keys()
+        if before.get(path) != new.nodes.get(path)
     }
-    was, now = old.by_id, new.by_id
+    both = {i for i in was.keys() & now.keys() if wanted is None or i in wanted}
     tables: list[tuple[bytes, ChunkTable]] = []
     truncated = {}
-    for node_id, coords in _touched(context, old, new, deltas).items():
+    for node_id, coords in _touched(context, both, (old, new), deltas).items():
         array = now[node_id].array
         if array is not None and not inside(coords, array.grid.hi).all():
             truncated[node_id] = array.grid.hi
             coords = coords[inside(coords, array.grid.hi)]
-        if len(coords):
-            before, after = (chunks_at(view, node_id, coords) for view in (old, new))
-            coords = coords[~same_chunks(context, new, node_id, before, after, coords)]
-            tables += [(node_id, table) for table in rows_for(after, coords)]
+        a, b = (chunks_at(view, node_id, coords) for view in (old, new))
+        coords = coords[~same_chunks(context, new, node_id, a, b, coords, read=read)]
+        tables += [(node_id, table) for table in rows_for(b, coords)]
     for node_id in sorted(now.keys() - was.keys()):
-        table = new.chunks(node_id)
+        table = new.chunks(node_id) if wanted is None or node_id in wanted else None
         tables += [] if table is None or not len(table) else [(node_id, table)]
     return Delta(
         _NOBODY,
         tuple(node for node in nodes.values() if node is not None),
-        {path: old.nodes[path].node_id for path, node in nodes.items() if node is None},
+        {path: before[path].node_id for path, node in nodes.items() if node is None},
         truncated,
         Manifest.of(tables),
     )
 
 
 def _touched(
-    context: ReadContext, old: SnapshotView, new: SnapshotView, deltas: Sequence[Delta]
+    context: ReadContext,
+    both: Set[bytes],
+    ends: Sequence[SnapshotView | None],
+    deltas: Sequence[Delta] | None,
 ) -> dict[bytes, IndexArray]:
-    """The chunks that these commits have changed, of nodes that both have, in C order."""
-    both = old.by_id.keys() & new.by_id.keys()
-    found = touched_chunks(context, deltas, both)
-    cut = {node_id for delta in deltas for node_id in delta.truncated.keys() & both}
-    for node_id in cut:
-        existing = (old.chunks(node_id), new.chunks(node_id))
+    """The chunks that these commits have changed, of nodes that both ends have, in C order."""
+    found = touched_chunks(context, deltas or (), both)
+    cut = {node_id for delta in deltas or () for node_id in delta.truncated.keys() & both}
+    for node_id in both if deltas is None else cut:
+        existing = (view.chunks(node_id) for view in ends if view is not None)
         found.setdefault(node_id, []).extend(t.coords() for t in existing if t is not None)
     places = {node_id: distinct(coords) for node_id, coords in found.items() if coords}
     return {node_id: coords for node_id, coords in places.items() if len(coords)}
@@ -384,10 +404,12 @@ def same_chunks(
     a: ChunkTable | None,
     b: ChunkTable | None,
     coords: IndexArray,
+    *,
+    read: bool = True,
 ) -> npt.NDArray[np.bool_]:
     """Like `agree`, for chunks of a node of `view`; reads them where checksums cannot tell.
 
-    Virtual chunks then have to be the same range of the same file.
+    Virtual chunks, and all if `read` is false, then have to be the same range of the same object.
     """
     same, node = agree(a, b, coords), view.by_id.get(node_id)
     array = None if node is None else node.array
@@ -399,7 +421,8 @@ def same_chunks(
         one, other = a.get(at), b.get(at)
         if one is None or other is None or one == other:
             continue
-        if isinstance(one, Unset | VirtualRef) or isinstance(other, Unset | VirtualRef):
+        unread = isinstance(one, Unset | VirtualRef) or isinstance(other, Unset | VirtualRef)
+        if unread or not read:
             same[row] = False
         else:
             data = reader.read(one, 0, one.length)
@@ -407,12 +430,13 @@ def same_chunks(
     return same
 
 
-def chunks_at(view: SnapshotView, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
+def chunks_at(view: SnapshotView | None, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
     """Those of these chunks that exist; none if the snapshot does not have the node.
 
     (Deltas keep the chunks of deleted nodes, so a view may still find them.)
     """
-    return view.chunks_at(node_id, coords) if len(coords) and node_id in view.by_id else None
+    there = view is not None and node_id in view.by_id and len(coords)
+    return view.chunks_at(node_id, coords) if view is not None and there else None
 
 
 def rows_for(table: ChunkTable | None, coords: IndexArray) -> list[ChunkTable]:

@@ -4,10 +4,9 @@ A `NodeTable` follows the nodes from commit to commit, so that every chunk table
 grid that its array has at that commit. Only the commits' own deltas are read.
 
 The records of one commit come in the order in which they take effect: changes of nodes, then
-truncations, then chunks. For a range (`Net`) the deltas of each node are merged, newest wins, and
-the nodes at both ends are compared. So a coordinate occurs at most once, and nodes that were both
-made and deleted within the range do not occur. Invariant: replaying either over the chunks before
-gives the chunks after.
+truncations, then chunks. A range is told as one commit that makes its start into its end. So a
+coordinate occurs at most once, and nodes that were both made and deleted within the range do not
+occur. Invariant: replaying either over the chunks before gives the chunks after.
 
 Several arrays of one shape are the columns of one table. A *cell* is a row of the table if it lies
 inside the shape, and a stored chunk of any array holds it. So a chunk that was never stored has no
@@ -32,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +44,7 @@ from zarr_manifests.format.manifest import Delta, Node
 from zarr_manifests.grid import Box, Coords, IndexArray, in_few_boxes, places_in
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.components import Fields, field_changes
-from zarr_manifests.planning.merge import Layer, Overlay, bare, inside, merge_layers, select
+from zarr_manifests.planning.merge import Layer, Overlay, inside, merge_layers
 
 type _Mask = npt.NDArray[np.bool_]
 
@@ -313,12 +312,7 @@ def _union(lo: IndexArray, hi: IndexArray) -> tuple[IndexArray, IndexArray]:
 
 # --- records -----------------------------------------------------------------------------------
 
-_MOST_LAYERS: Final = 16
-
 type Tables = Mapping[bytes, Sequence[ChunkTable]]
-
-type There = Callable[[bytes, IndexArray], npt.NDArray[np.bool_]]
-"""Which of these chunks (int64[n, ndim], n >= 1) of a node existed."""
 
 
 class Operation(StrEnum):
@@ -416,9 +410,9 @@ class NodeTable:
 
 
 def changes_of(
-    nodes: NodeTable, delta: Delta, tables: Tables, snapshot_id: str
+    nodes: NodeTable, delta: Delta, tables: Tables, snapshot_id: str | None = None
 ) -> Iterator[Change]:
-    """Yield the changes of one commit; `nodes` are the nodes before it, and are updated."""
+    """Yield the changes of a delta; `nodes` are the nodes before it, and are updated."""
     before, after = nodes.apply(delta)
     records = [*_node_changes(before, after)]
     for node_id in sorted({*delta.truncated, *tables}):
@@ -426,69 +420,10 @@ def changes_of(
         if node is not None:
             # Without a path in the delta, the node itself has not changed.
             old = before.get(node_id) if node_id in after else node
-            overlay = merge_layers([_layer(delta, node_id, tables)])
-            records += _chunk_changes(node, old, overlay)
+            layer = Layer(delta.truncated.get(node_id), tuple(tables.get(node_id, ())))
+            records += _chunk_changes(node, old, merge_layers([layer]))
     for record in records:
         yield replace(record, snapshot_id=snapshot_id)
-
-
-class Net(Struct):
-    """The deltas of a range of commits, merged node by node."""
-
-    start: Mapping[bytes, Node]
-    nodes: NodeTable
-    _layers: dict[bytes, list[Layer]] = {}
-
-    @classmethod
-    def since(cls, nodes: Iterable[Node]) -> Net:
-        """Start a range at these nodes, without any change."""
-        table = NodeTable(nodes)
-        return cls(dict(table.by_id), table)
-
-    def add(self, delta: Delta, tables: Tables) -> None:
-        """Add the next commit's delta."""
-        self.nodes.apply(delta)
-        for node_id in {*delta.truncated, *tables}:
-            add_layer(self._layers.setdefault(node_id, []), delta, node_id, tables)
-
-    def changes(self, there: There) -> Iterator[Change]:
-        """Yield what happened to nodes, then to the chunks of each, by path.
-
-        `there` is asked about chunks that were unset inside the grid that an array had.
-        """
-        start, end = self.start, self.nodes.by_id
-        touched = [i for i in start.keys() | end.keys() if start.get(i) != end.get(i)]
-        yield from _node_changes(
-            {i: start[i] for i in touched if i in start}, {i: end[i] for i in touched if i in end}
-        )
-        for node_id in sorted(self._layers.keys() & end.keys(), key=lambda i: end[i].path):
-            overlay, old = merge_layers(self._layers[node_id]), start.get(node_id)
-            table = overlay.table
-            if table is not None:
-                coords = table.coords()
-                unset = np.asarray(table.kind == RefKind.UNSET)
-                unsure = unset & (old is not None)
-                for grid in (overlay.truncated, _grid(old)):
-                    if grid is not None:
-                        unsure &= inside(coords, grid)
-                keep = ~unset
-                if unsure.any():
-                    keep[unsure] = there(node_id, coords[unsure])
-                table = select(table, keep)
-            yield from _chunk_changes(end[node_id], old, Overlay(overlay.truncated, table))
-
-
-def add_layer(layers: list[Layer], delta: Delta, node_id: bytes, tables: Tables) -> None:
-    """Add what the next commit did to a node's chunks; merge the layers if there are many."""
-    layers.append(_layer(delta, node_id, tables))
-    if len(layers) == _MOST_LAYERS:
-        overlay = merge_layers(layers)
-        rows = () if overlay.table is None else (overlay.table,)
-        layers[:] = [Layer(overlay.truncated, rows)]
-
-
-def _layer(delta: Delta, node_id: bytes, tables: Tables) -> Layer:
-    return Layer(delta.truncated.get(node_id), tuple(map(bare, tables.get(node_id, ()))))
 
 
 def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> Iterator[Change]:

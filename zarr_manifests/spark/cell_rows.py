@@ -240,8 +240,8 @@ def changes(
     NotFoundError
         If there is no such branch, tag, group or variable at `end`.
     InvalidArgumentError
-        If `start` is not in the history of `end`, chunks were moved to other positions in between,
-        coordinates have other values now, or an option is wrong.
+        If `start` is not in the history of `end`, coordinates have other values now, or an option
+        is wrong.
     UnsupportedStorageError
         If other processes cannot reach the repository (`memory://`).
 
