@@ -30,16 +30,11 @@ Snapshots that no branch or tag leads to any more, and that can be named again
 ------------------------------------------------------------------------------
 
 Resets, amends, deletions, expiries and restores leave snapshots behind, and a later collection
-deletes them. Until then one can be named again, in either of two cases:
-
-1. It was in history in a version of the root from which on there was no collection. What such a
-   version reaches, the last collection does not delete, even if it still runs; by the same rule
-   older refs are restored.
-2. All that it leads to is from sessions that began at the fence or later, or is also reached by an
-   ancestor that is in history. No collection so far deletes any of it.
-
-Both are checked against the very root that is replaced. A collection that begins meanwhile replaces
-it first, so that the swap fails and the new root decides.
+deletes them. Until then one can be named again, if it was in history in a version of the root from
+which on there was no collection. What such a version reaches, the last collection does not delete,
+even if it still runs; by the same rule older refs are restored. This is checked against the very
+root that is replaced. A collection that begins meanwhile replaces it first, so that the swap fails
+and the new root decides.
 
 What is *reachable* is everything that a snapshot, an index or a page refers to, directly or not.
 All references are followed without interpretation: the whole read list, each commit's own delta,
@@ -51,8 +46,7 @@ loaded many at once, each once.
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
@@ -73,7 +67,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable, native_keys
+from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, ManifestRef, Part
 from zarr_manifests.format.records import MAX_SNAPSHOT_BYTES, BlobRef
 from zarr_manifests.format.root import Lease, LogEntry, Root
@@ -88,8 +82,8 @@ from zarr_manifests.format.snapshot import (
     SnapshotPointer,
 )
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
-from zarr_manifests.ids import session_of, session_start, snapshot_id_of, snapshot_key
-from zarr_manifests.progress import counted, expect, is_shown, tell
+from zarr_manifests.ids import session_start, snapshot_id_of, snapshot_key
+from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.protocol import ReadableStorage
 
@@ -167,24 +161,7 @@ def _walk[T: Snapshot | Ancestor](
             yield ref, snapshot
             ref = snapshot.parent if ref.key != last else None
 
-    return counted(FOLLOWING, steps(), walk_length(context, start, floor))
-
-
-def walk_length(context: ReadContext, start: BlobRef, floor: str | None) -> int | None:
-    """How many snapshots a walk finds; None if it cannot be told, or nobody wants to know.
-
-    It reads the two ends, since a snapshot knows how many ancestors it has.
-    """
-    if not is_shown():
-        return None
-    if floor == snapshot_id_of(start.key):
-        return 1
-    try:
-        count = context.objects.load(start, Snapshot).history.count
-        below = 0 if floor is None else snapshot_at(context, floor)[1].history.count
-    except ManifestsError:
-        return None  # the walk meets it, too, and its caller knows what to do
-    return 1 + count - below
+    return counted(FOLLOWING, steps())
 
 
 def locate(
@@ -688,7 +665,7 @@ type _Place = tuple[BlobRef, Snapshot, str | None]
 
 
 def find_kept(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
-    """Like `locate`; also finds what was left behind, if no collection so far deletes parts of it.
+    """Like `locate`; also finds what was left behind since the last collection began.
 
     So what it leads to stays, if a swap of this very root puts it into history, or all that the new
     history takes from it.
@@ -696,7 +673,7 @@ def find_kept(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
     Raises
     ------
     SnapshotExpiredError
-        If it does not exist, or a collection deletes parts of it.
+        If it does not exist, or a collection may have deleted parts of it.
     """
     try:
         return locate(context, root, snapshot_id)
@@ -719,26 +696,25 @@ def floor_below(context: ReadContext, root: Root, ref: BlobRef) -> str | None:
 
 
 def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
-    """A snapshot that is not in history as of this root, and that no collection so far deletes.
+    """A snapshot that is not in history as of this root, and was since the last collection began.
 
     Raises
     ------
     SnapshotExpiredError
-        If it does not exist, or a collection deletes parts of it.
+        If it does not exist, or a collection may have deleted parts of it.
     """
-    ref = snapshot_ref(context, snapshot_id)
+    snapshot_ref(context, snapshot_id)  # raises if it does not exist
     # All snapshots in history, with the floor of a history they are in.
     floors: dict[str, str | None] = {}
     for start, floor in starts(context, root):
         for older, _ in ages(context, start, floor):
             floors.setdefault(older.key, floor)
     found = _in_a_version_since(context, root, snapshot_id)
-    found = found or _uncollected(context, root, ref, floors)
     if found is None:
         raise SnapshotExpiredError(
             f"snapshot {snapshot_id} is in the history of no branch or tag of "
-            f"{context.storage.url} any more, and the collection of garbage that began at version "
-            f"{root.collected} deletes parts of it, so no branch or tag can be made of it. "
+            f"{context.storage.url} any more, and was in none since the collection of garbage that "
+            f"began at version {root.collected}, so no branch or tag can be made of it. "
             f"While it can still be read, repo.readonly_session({snapshot_id!r}) opens it: "
             "write its data in a new commit. Otherwise a clone or a backup may have it"
         )
@@ -748,31 +724,6 @@ def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
             return at, snapshot, floors[older.key]
     # Every branch has a floor once anything has expired, and what has expired stays so.
     return at, snapshot, snapshot_id if floor is None and has_expired(root) else floor
-
-
-def left_ids(context: ReadContext, root: Root, known: Set[str]) -> set[str]:
-    """Ids of snapshots that have left history, given those in history; some may be collected.
-
-    They are what the log of operations tells, what has expired and is not collected, and what comes
-    before either of them.
-    """
-    found: set[str] = set()
-    heads = [snapshot_id_of(piece.newest.key) for piece in context.roots.whole(root).pending]
-    for entry in logged(context, root):
-        operation, _, left = entry.operation.partition(" from ")
-        found |= {entry.snapshot, left}
-        if left and not operation.startswith("amend "):  # what is before that is still there
-            heads.append(left)
-    walked: set[str] = set()
-    for head in dict.fromkeys(heads):
-        with suppress(SnapshotExpiredError, CorruptObjectError, MissingChunkError):
-            for part in entries(context, snapshot_ref(context, head), None, sys.maxsize):
-                if not walked.isdisjoint(part.ids):
-                    break
-                walked.update(part.ids)
-                if not known.isdisjoint(part.ids):
-                    break
-    return {name for name in found | walked if name} - known
 
 
 # --- in history since the last collection -------------------------------------------------------
@@ -800,64 +751,6 @@ def _in_version(context: ReadContext, version: int, snapshot_id: str) -> _Place 
         older = context.roots.whole(context.roots.archived(version))
         return locate(context, older, snapshot_id)
     return None
-
-
-# --- of sessions since the fence ----------------------------------------------------------------
-
-
-def _uncollected(
-    context: ReadContext, root: Root, ref: BlobRef, floors: Mapping[str, str | None]
-) -> _Place | None:
-    """The snapshot, if no collection up to this root deletes anything that only it leads to."""
-    line: dict[str, Link] = {}
-    shared: BlobRef | None = None
-    safe = False
-    with unless_missing():
-        for older, _ in ancestors(context, ref):
-            if older.key in floors:
-                shared = older
-                break
-            line[older.key] = Link(older, Snapshot)
-        safe = not root.fence or _is_safe(context, root.fence, line, shared, floors)
-    return (ref, context.objects.load(ref, Snapshot), None) if safe else None
-
-
-def _is_safe(
-    context: ReadContext,
-    fence: int,
-    line: Mapping[str, Link],
-    shared: BlobRef | None,
-    history: Mapping[str, object],
-) -> bool:
-    """Whether all that these snapshots lead to is young, or reached by the shared ancestor."""
-
-    def load(link: Link) -> Any:
-        return context.objects.load(link.ref, link.kind)
-
-    def named_only(link: Link) -> Any:
-        return None if link.kind in (Manifest, Zones) else load(link)
-
-    def wanted(link: Link) -> bool:
-        return link.is_within(line) or link.is_within(history)
-
-    def old(keys: set[str]) -> set[str]:
-        return {key for key in keys if session_start(session_of(key)) < fence}
-
-    top = [] if shared is None else [Link(shared, Snapshot)]
-    kept: set[str] = set()
-    for _ in follow(context.runtime, top, named_only, kept, wanted):
-        pass
-    seen, chunks = {*kept}, set[str]()
-    for _, value in follow(context.runtime, line.values(), load, seen, wanted):
-        for table in tables(value):
-            chunks |= old(native_keys(table))
-    if old(seen - kept):
-        return False
-    if chunks:  # such as those of an array whose base was written anew
-        for _, value in follow(context.runtime, top, load, set(), wanted):
-            for table in tables(value):
-                chunks -= native_keys(table)
-    return not chunks
 
 
 # --- the log of operations -----------------------------------------------------------------------

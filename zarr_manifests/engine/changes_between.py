@@ -32,7 +32,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.ancestry import FOLLOWING, ancestors, snapshot_ref, walk_length
+from zarr_manifests.engine.ancestry import ancestors, snapshot_ref
 from zarr_manifests.engine.differences import (
     delta_of,
     deltas_apart,
@@ -136,10 +136,7 @@ def commits_between(
     commits: list[LoggedCommit] = []
     due: list[Snapshot] = []
     before: BlobRef | None = None
-    length = walk_length(context, end, floor if start is None else start)
-    if length is not None and start is not None:
-        length -= 1  # its own commit is not one of them
-    for ref, snapshot in counted(FOLLOWING, ancestors(context, end), length):
+    for ref, snapshot in ancestors(context, end):
         if ref.key == stop:
             before = ref
             break

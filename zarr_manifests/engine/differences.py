@@ -421,8 +421,8 @@ def same_chunks(
         one, other = a.get(at), b.get(at)
         if one is None or other is None or one == other:
             continue
-        unread = isinstance(one, Unset | VirtualRef) or isinstance(other, Unset | VirtualRef)
-        if unread or not read:
+        unread = Unset | VirtualRef
+        if not read or isinstance(one, unread) or isinstance(other, unread):
             same[row] = False
         else:
             data = reader.read(one, 0, one.length)

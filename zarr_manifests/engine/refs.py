@@ -34,7 +34,6 @@ from zarr_manifests.engine.ancestry import (
     entries,
     find_kept,
     floor_below,
-    left_ids,
     snapshot_ref,
     starts,
 )
@@ -212,10 +211,7 @@ def _cut_off(last: HistoryEntries | None) -> str:
 
 
 def _by_short_id(context: Context, root: Root, text: str) -> Found:
-    known = {*_known_ids(context, root)}
-    found = sorted(name for name in known if named_by(text, name))
-    if not found:
-        found = sorted(name for name in left_ids(context, root, known) if named_by(text, name))
+    found = sorted(name for name in _known_ids(context, root) if named_by(text, name))
     if len(found) > 1:
         listed = ", ".join(found[:_LISTED]) + (", ..." if len(found) > _LISTED else "")
         raise InvalidArgumentError(

@@ -45,7 +45,7 @@ def terminal() -> Console:
 
 
 VERBS: dict[str, tuple[list[str], list[str], list[str]]] = {
-    "verify": (["verify", "REPO"], ["following the history", "reading chunks"], []),
+    "verify": (["verify", "REPO"], ["reading chunks"], ["following the history"]),
     "compact": (["compact", "REPO", "--mode", "full"], ["merging refs"], []),
     "clone": (["clone", "REPO", "CLONE"], ["metadata", "chunks"], ["looking at what is there"]),
     "import zarr": (["import", "zarr", "IMPORTED", "PLAIN"], ["chunks"], ["looking for files"]),
