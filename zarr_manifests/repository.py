@@ -26,7 +26,7 @@ from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.leases import HeldLease, checked_timeout_ms, hold
 from zarr_manifests.engine.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.roots import RootAt, opened
-from zarr_manifests.engine.totals import totals_of, usage_of_array
+from zarr_manifests.engine.totals import totals_of
 from zarr_manifests.engine.view import Context, metadata_of, open_at, save_config, set_metadata
 from zarr_manifests.errors import (
     HistoryExpiredError,
@@ -748,10 +748,8 @@ class Repository:
     ) -> Usage:
         """Chunks and bytes of every array, and how many more than in the snapshot before.
 
-        No chunk is read. Without a path it reads all manifests of the snapshot, and counts chunks
-        in manifests, in objects and in files elsewhere apart. For one array it reads nothing where
-        the snapshot's own count is exact, else those of the array's manifests that commits since
-        the last compaction may have changed.
+        No chunk is read. It reads all manifests of the snapshot, or those of one array, and counts
+        chunks in manifests, in objects and in files elsewhere apart.
 
         Parameters
         ----------
@@ -783,22 +781,14 @@ class Repository:
         >>> print(repo.du().total, "-", repo.du(estimate=True).growth.exact)
         1 chunk, 13 bytes - True
         """
-        if path is None and not estimate:
+        if not estimate:
             contents = self.readonly_session(version)._contents
-            return engine.overlay.usage_of(contents)
-
-        def count() -> Usage:
-            found = self._refs.resolve(version)
-            view = self._context.open_branch(found.at)
-            if path is not None and not estimate:
-                return usage_of_array(view, path)
-            usage = totals_of(view)
-            if path is None:
-                return usage
-            array = usage[path]
-            return replace(array, path="", arrays=(array,), snapshot_id=usage.snapshot_id)
-
-        return opened(count)
+            return engine.overlay.usage_of(contents, path)
+        usage = opened(lambda: totals_of(self._context.open_branch(self._refs.resolve(version).at)))
+        if path is None:
+            return usage
+        array = usage[path]
+        return replace(array, path="", arrays=(array,), snapshot_id=usage.snapshot_id)
 
     def compute_statistics(
         self,

@@ -34,7 +34,7 @@ from zarr_manifests.engine.chunks import ChunkReader
 from zarr_manifests.engine.metadata import SessionKeys
 from zarr_manifests.engine.read_ahead import RefsAhead
 from zarr_manifests.engine.roots import Roots
-from zarr_manifests.engine.totals import grid_of, totals_of
+from zarr_manifests.engine.totals import amount_of, grid_of, totals_of
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView, check_axes
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.format.chunk_table import (
@@ -61,7 +61,7 @@ from zarr_manifests.keys import (
     split,
 )
 from zarr_manifests.planning.components import Reads, changed_nodes
-from zarr_manifests.planning.live_deltas import NOTHING, Amount, sum_of
+from zarr_manifests.planning.live_deltas import NOTHING, sum_of
 from zarr_manifests.planning.merge import Layer, fold, merge_layers
 from zarr_manifests.progress import counted
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
@@ -634,14 +634,17 @@ def summary(contents: SessionView) -> str:
     return f"change {', '.join(found[:_NAMED])}" + (f" and {more:,} more" if more > 0 else "")
 
 
-def usage_of(contents: SessionView) -> Usage:
-    """Exact chunks and bytes of every array and opaque entry, and by where they are; by path.
+def usage_of(contents: SessionView, path: str | None = None) -> Usage:
+    """Exact chunks and bytes of every array and opaque entry, or of one array, by where they are.
 
     No chunk is read. `progress` is told of how many of these.
     """
     from zarr_manifests.reports import Usage  # rarely needed, and many classes
 
-    nodes = [node for node in contents.nodes().values() if node.kind is not NodeKind.GROUP]
+    if path is None:
+        nodes = [node for node in contents.nodes().values() if node.kind is not NodeKind.GROUP]
+    else:
+        nodes = [contents.array_at(path)]
     calls = (partial(contents.chunks, node) for node in nodes)
     tables = chain.from_iterable(map(contents.context.runtime.parallel, batched(calls, _AT_ONCE)))
     told = counted("reading refs of arrays", tables, len(nodes))
@@ -649,23 +652,17 @@ def usage_of(contents: SessionView) -> Usage:
     growth = {array.path: array.growth for array in known.arrays}
     arrays = []
     for node, table in zip(nodes, told, strict=True):
-        path = absolute(node.path)
+        at = absolute(node.path)
         kinds = RefKind.INLINE, RefKind.NATIVE, RefKind.VIRTUAL
-        inline, native, virtual = (_amount(table, kind) for kind in kinds)
+        inline, native, virtual = (amount_of(table, kind) for kind in kinds)
         whole = sum_of((inline, native, virtual))
-        grown = growth.get(path, NOTHING)
-        arrays.append(Usage(path, whole, grown, grid_of(node), inline, native, virtual))
+        grown = growth.get(at, NOTHING)
+        arrays.append(Usage(at, whole, grown, grid_of(node), inline, native, virtual))
     arrays.sort(key=lambda array: array.path)
     total = sum_of(array.total for array in arrays)
-    at = known.snapshot_id
-    return Usage("", total, known.growth, arrays=tuple(arrays), snapshot_id=at)
-
-
-def _amount(table: ChunkTable | None, kind: RefKind) -> Amount:
-    if table is None:
-        return NOTHING
-    rows = table.kind == kind
-    return Amount(int(rows.sum()), int(table.length[rows].sum()))
+    whole_growth = known.growth if path is None else arrays[0].growth
+    of = known.snapshot_id
+    return Usage("", total, whole_growth, arrays=tuple(arrays), snapshot_id=of)
 
 
 # --- snapshots that travel to other processes -----------------------------------------------------

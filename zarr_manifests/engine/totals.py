@@ -14,13 +14,12 @@ Invariant: a number marked exact is exact for every reader of the snapshot, what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import replace
 
 from zarr_manifests.engine.change_set import Rows, Spilled, rows_of
 from zarr_manifests.engine.metadata import NotAtHandError, ObjectReader
@@ -30,7 +29,7 @@ from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Count, Counted, Delta, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.keys import absolute, no_array
+from zarr_manifests.keys import absolute
 from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, NodeFacts
 from zarr_manifests.planning.live_deltas import (
     NOTHING,
@@ -38,14 +37,12 @@ from zarr_manifests.planning.live_deltas import (
     alive_amounts,
     changed_sums,
     difference,
-    has_changes,
     lay_over,
     lies_in,
-    rows_in,
     sum_of,
     sums_of,
 )
-from zarr_manifests.planning.merge import Overlay, fold, inside, rows_at
+from zarr_manifests.planning.merge import inside, rows_at
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import Usage
@@ -107,15 +104,8 @@ def pending_rows(view: SnapshotView) -> dict[bytes, int]:
     return rows
 
 
-def node_facts(
-    view: SnapshotView,
-    base: BaseIndex,
-    exact: Callable[[SnapshotView, bytes], Amount] | None = None,
-) -> NodeFacts:
-    """Arrays and opaque entries with their chunks.
-
-    Where only an upper bound of these is known, `exact` is asked, or else the bound counts.
-    """
+def node_facts(view: SnapshotView, base: BaseIndex) -> NodeFacts:
+    """Arrays and opaque entries with their chunks, or the upper bound where only that is known."""
     amounts, pending = amounts_of(view), pending_rows(view)
     facts: dict[bytes, ArrayFacts] = {}
     for node in view.nodes.values():
@@ -126,7 +116,7 @@ def node_facts(
         refs = amount.chunks
         if not amount.chunks_exact:
             most = base.refs(node_id) + pending.get(node_id, 0)
-            refs = min((exact(view, node_id) if exact else amount).chunks, most)
+            refs = min(refs, most)
         facts[node_id] = ArrayFacts.of(node, refs)
     return facts
 
@@ -430,56 +420,14 @@ def totals_of(view: SnapshotView) -> Usage:
     )
 
 
+def amount_of(table: ChunkTable | None, kind: RefKind | None = None) -> Amount:
+    """The chunks of the table, or those of that kind, and their bytes."""
+    if table is None:
+        return NOTHING
+    rows = table.kind != RefKind.UNSET if kind is None else table.kind == kind
+    return Amount(int(rows.sum()), int(table.length[rows].sum()))
+
+
 def grid_of(node: Node) -> Coords | None:
     """The shape of an array's grid of chunks; None for a node that is no array."""
     return None if node.array is None else node.array.grid.shape
-
-
-def usage_of_array(view: SnapshotView, path: str) -> Usage:
-    """The chunks and bytes of one array, exactly.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such array.
-    """
-    from zarr_manifests.reports import Usage
-
-    node = view.nodes.get(path.strip("/"))
-    if node is None or node.array is None:
-        raise no_array(path, (p for p, n in view.nodes.items() if n.array is not None))
-    total = amounts_of(view).get(node.node_id, NOTHING)
-    if not (total.chunks_exact and total.nbytes_exact):
-        total = exact_amount(view, node.node_id)
-    growth = changes_of(view).get(node.node_id, NOTHING).at_most(total.chunks)
-    found = Usage(f"/{node.path}", total, growth, node.array.grid.shape)
-    return Usage("", found.total, growth, arrays=(found,), snapshot_id=view.snapshot_id)
-
-
-# --- exact amounts ----------------------------------------------------------------------------
-
-
-def exact_amount(view: SnapshotView, node_id: bytes) -> Amount:
-    """The chunks of a node that exist, and their bytes.
-
-    It merges the chunk tables of live deltas, as any read does, with those leaves of the base that
-    they may change.
-    """
-    placed = view.index.placed(node_id)
-    # The oldest first, which fetches what the others need.
-    afters = sorted({0, *(leaf.merged for leaf in placed)})
-    over = {after: view.overlay(node_id, after) for after in afters}
-    boxes = [leaf.part.box for leaf in placed]
-    due = {leaf.part.box for leaf in placed if has_changes(over[leaf.merged], leaf.part.box)}
-    held = {table.box: table for table in view.leaves(node_id, due.__contains__)}
-    tables = [fold((), Overlay(None, rows_in(over[0].table, boxes, outside=True)))]
-    chunks = nbytes = 0
-    for leaf, box in zip(placed, boxes, strict=True):
-        if box in due:
-            newer = over[leaf.merged]
-            tables.append(fold([held[box]], replace(newer, table=rows_in(newer.table, [box]))))
-        else:
-            chunks, nbytes = chunks + leaf.part.count, nbytes + leaf.nbytes
-    found = [table for table in tables if table is not None]
-    nbytes += sum(int(table.length.sum()) for table in found)
-    return Amount(chunks + sum(map(len, found)), nbytes)

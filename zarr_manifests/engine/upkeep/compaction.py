@@ -55,7 +55,6 @@ from zarr_manifests.engine.metadata import SessionKeys, Upload, Wanted, tallied_
 from zarr_manifests.engine.roots import opened
 from zarr_manifests.engine.totals import (
     counts_of_base,
-    exact_amount,
     node_facts,
     pending_rows,
     sums_after,
@@ -172,9 +171,7 @@ class _Work:
         self._keys = SessionKeys(root.version, context.runtime)
         self._view = view = context.open_branch(root.branches[branch])
         self._old_base = BaseIndex(view.manifests)
-        rules = context.config.chunk_manifests.rules
-        counted = any(rule.initialized_chunks is not None for rule in rules)
-        self._facts = node_facts(view, self._old_base, exact_amount if counted else None)
+        self._facts = node_facts(view, self._old_base)
         self._merges: Mapping[bytes, NodeMerge] = {}
         self._commit_id = b""
         self._base = view.snapshot.base
