@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -25,7 +23,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import new_session_id, object_key
-from zarr_manifests.runtime import Runtime, one_by_one, setting
+from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import meter_of
 from zarr_manifests.storage.protocol import ReadableStorage, coalesce
@@ -167,17 +165,6 @@ def is_there(storage: ReadableStorage, key: str) -> bool:
 
 class NotAtHandError(Exception):
     """The object would have to be fetched."""
-
-
-_TALLY: ContextVar[list[int] | None] = ContextVar("zarr_manifests_tally", default=None)
-
-
-@contextmanager
-def tallied_reads() -> Iterator[list[int]]:
-    """The numbers of bytes of objects fetched in the block, including by its parallel calls."""
-    tally: list[int] = []
-    with setting(_TALLY, tally):
-        yield tally
 
 
 class _Decodable(Protocol):
@@ -388,16 +375,12 @@ class ObjectReader:
     def _range(self, ref: BlobRef, start: int, length: int) -> bytes:
         self._runtime.checkpoint("objects.get")
         try:
-            data = self.storage.get(ref.key, start, length)
+            return self.storage.get(ref.key, start, length)
         except ObjectNotFoundError as error:
             raise CorruptObjectError(
                 f"{ref.key} is referenced and not there ({self.storage.url}); restore it from a "
                 "backup, or open another snapshot"
             ) from error
-        tally = _TALLY.get()
-        if tally is not None:
-            tally.append(len(data))
-        return data
 
 
 class Objects(ObjectReader):

@@ -37,8 +37,6 @@ class CompactionReport(Report, Struct, frozen=True):
         Chunk refs in manifests that were written.
     bytes_written : int
         Bytes of all objects that were written.
-    bytes_read : int
-        Bytes of all objects that were fetched; what is in the cache is not fetched.
     objects, nbytes : int
         With `packs`: chunk objects that the head refers to, and their bytes, as far as they are
         there.
@@ -62,7 +60,6 @@ class CompactionReport(Report, Struct, frozen=True):
     manifests_written: int = 0
     refs_merged: int = 0
     bytes_written: int = 0
-    bytes_read: int = 0
     objects: int = 0
     nbytes: int = 0
     packs: int = 0

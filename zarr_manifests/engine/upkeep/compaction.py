@@ -51,7 +51,7 @@ from zarr_manifests.engine.landing import (
     tell_landed,
     zones_upload,
 )
-from zarr_manifests.engine.metadata import SessionKeys, Upload, Wanted, tallied_reads
+from zarr_manifests.engine.metadata import SessionKeys, Upload, Wanted
 from zarr_manifests.engine.roots import opened
 from zarr_manifests.engine.totals import (
     counts_of_base,
@@ -107,12 +107,11 @@ def compact_branch(
     size_ratio: float | None = None,
     claim: bool = False,
     run: Run | None = None,
-    told: bool = True,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Compact a branch's head; `size_ratio` overrides the configuration.
 
     With `claim`, running compactions are shut out first. With `run`, its tasks write the leaves.
-    `progress` is told how many refs are merged. If `told`, it is counted and logged.
+    `progress` is told how many refs are merged.
 
     Raises
     ------
@@ -134,15 +133,12 @@ def compact_branch(
             return work.estimate(), None
         return work.land() if work.do() else (work.before, None)
 
-    with tallied_reads() as read:
-        found, head = opened(attempt)
-    found = replace(found, bytes_read=found.bytes_read + sum(read))
-    if head is not None and told:
+    found, head = opened(attempt)
+    if head is not None:
         facts = {
             "mode": str(mode),
             "refs_merged": found.refs_merged,
             "bytes_written": found.bytes_written,
-            "bytes_read": found.bytes_read,
         }
         tell_landed(context, "compaction", branch, head, start_s, **facts)
     return found, head
@@ -251,7 +247,6 @@ class _Work:
             refs_merged=sum(part.count for ref in done.manifests for part in ref.parts),
             bytes_written=sum(ref.blob.length for ref in done.manifests)
             + sum(len(each.data) for each in own),
-            bytes_read=done.bytes_read,
             snapshot_id=landed.snapshot.snapshot_id,
         )
         return report, landed.head

@@ -39,7 +39,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from zarr_manifests.engine.change_set import ForkState
-from zarr_manifests.engine.metadata import ObjectReader, SessionKeys, Upload, tallied_reads
+from zarr_manifests.engine.metadata import ObjectReader, SessionKeys, Upload
 from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_reader
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.zones import KnownZones, add_pages, write_pages
@@ -210,20 +210,16 @@ class Written(Struct):
         The small ones with coordinates, by key.
     zones : dict of bytes to ZonePages
         Pages of zone maps of the leaves, by node; written.
-    bytes_read : int
-        Bytes that other processes have read for that.
     """
 
     manifests: list[ManifestRef] = []
     copies: dict[str, bytes] = {}
     zones: dict[bytes, ZonePages] = {}
-    bytes_read: int = 0
 
     def add(self, more: Written) -> None:
         """Add the manifests that come next."""
         self.manifests += more.manifests
         self.copies |= more.copies
-        self.bytes_read += more.bytes_read
         for node_id, zones in more.zones.items():
             add_pages(self.zones, node_id, zones)
 
@@ -264,12 +260,8 @@ def _write(state: ForkState, index: BlobRef | None, planned: Sequence[PlannedMan
     context, view = contents.context, contents.view
     assert isinstance(context, Context)  # as revived
     keys = SessionKeys(state.start, SYSTEM, state.lineage)
-    with tallied_reads() as read:
-        zones = KnownZones.of(context, view.snapshot.deltas, index)
-        heap = Heap(view, view.index, ())
-        written = LeavesHere(context, heap, keys, zones).write(planned)
-    written.bytes_read = sum(read)
-    return written
+    zones = KnownZones.of(context, view.snapshot.deltas, index)
+    return LeavesHere(context, Heap(view, view.index, ()), keys, zones).write(planned)
 
 
 class _Leaf(Struct, frozen=True):
