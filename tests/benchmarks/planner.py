@@ -139,7 +139,7 @@ def one_leaf(leaves: int) -> tuple[Callable[[], None], str]:
     layout = layout_of(config, facts[node_id])
 
     def run() -> None:
-        (leaf,) = base.holding(node_id, (leaves * 5, 1, 1))
+        (leaf,) = base.placed_in(node_id, Box((leaves * 5, 1, 1), (leaves * 5 + 1, 2, 2)))
         replaced = close(config, facts, base, [leaf.key], {}, {node_id: layout})
         box = leaf.part.box
         staying = staying_beside(base, node_id, layout, [box], replaced)

@@ -35,7 +35,7 @@ from zarr_manifests.format.manifest import (
     path_order,
 )
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning.leaves import EMPTY, BaseIndex, PlacedLeaf, combined_refs
 
 _parent: Final = itemgetter(slice(2))
@@ -499,10 +499,6 @@ class PagedIndex(BaseIndex):
     def placed(self, node_id: bytes) -> Sequence[PlacedLeaf]:
         """The leaves of the node."""
         return self._at(node_id).placed(node_id)
-
-    def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
-        """The leaves whose box holds the coordinate: at most one in a valid base."""
-        return self._at(node_id, coords, [c + 1 for c in coords]).holding(node_id, coords)
 
     def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[PlacedLeaf]:
         """The leaves of the node that overlap [lo, hi), which may be larger than a box."""

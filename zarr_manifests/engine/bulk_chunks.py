@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from zarr_manifests.engine.chunks import ChunkReader
 from zarr_manifests.engine.overlay import SessionView, better_error
-from zarr_manifests.engine.view import check_axes
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
@@ -37,7 +36,6 @@ from zarr_manifests.format.chunk_table import (
     InlineRef,
     NativeRef,
     RefKind,
-    StoredRef,
     Unset,
     VirtualRef,
 )
@@ -46,7 +44,7 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c_of_each
 from zarr_manifests.keys import directory
 from zarr_manifests.planning.components import Reads
-from zarr_manifests.planning.merge import Layer, fold, merge_layers, pick, rows_at, within
+from zarr_manifests.planning.merge import pick, rows_at
 from zarr_manifests.planning.regions import Bounds, cells_box, chunk_box, locate
 from zarr_manifests.storage.protocol import RangeRequest, coalesce
 
@@ -210,25 +208,12 @@ def _chunks_in(
     All of the box is recorded as read, or the chunks at the coordinates `read`.
     """
     with contents.lock:
-        view, changes = contents.view, contents.changes
-        cut = changes.truncated.get(node.node_id)
-        layers = [rows for rows in changes.tables.get(node.node_id, ()) if rows.box.overlaps(box)]
-        single = _single(changes.chunks.get(node.node_id, {}), box)
         if contents.keys is not None and read is None:
-            _note(changes.reads, node.node_id, box)
+            _note(contents.changes.reads, node.node_id, box)
         elif contents.keys is not None and read is not None:
             for coords in read.tolist():
                 contents.note_read(node, tuple(coords))
-    stored = view.chunks_in(node.node_id, box)
-    if stored is not None:
-        check_axes(stored.box, box.ndim)
-    if cut is None and not layers and not single:
-        return stored
-    tables = [within(changes.rows(rows), box) for rows in layers]
-    if single:
-        tables.append(ChunkTable.of(single))
-    changed = merge_layers([Layer(cut, tuple(tables))])
-    return fold([] if stored is None else [stored], changed)
+    return contents.chunks(node, box)
 
 
 def note_unchanged(contents: SessionView, node: Node, box: Box) -> bool:
@@ -241,14 +226,6 @@ def note_unchanged(contents: SessionView, node: Node, box: Box) -> bool:
         if contents.keys is not None:
             _note(changes.reads, node.node_id, box)
     return True
-
-
-def _single(refs: dict[Coords, StoredRef], box: Box) -> dict[Coords, StoredRef]:
-    """Those of the refs, which were set one by one, that lie in the box."""
-    if box.size >= len(refs):
-        return {coords: ref for coords, ref in refs.items() if coords in box}
-    inside = map(tuple, box.unravel(np.arange(box.size)).tolist())
-    return {coords: refs[coords] for coords in inside if coords in refs}
 
 
 def _note(reads: Reads, node_id: bytes, box: Box) -> None:

@@ -395,9 +395,16 @@ class ChangeSet(Struct, eq=False):
         """Ids of the nodes with changed chunks."""
         return list(dict.fromkeys((*(n for n, refs in self.chunks.items() if refs), *self.tables)))
 
-    def layers(self, node_id: bytes) -> tuple[Rows, ...]:
-        """All changes to a node's chunks, oldest first."""
-        tables, refs = self.tables.get(node_id, ()), self.chunks.get(node_id)
+    def layers(self, node_id: bytes, box: Box | None = None) -> tuple[Rows, ...]:
+        """All changes to a node's chunks, or those that may be in the box, oldest first."""
+        tables, refs = self.tables.get(node_id, ()), self.chunks.get(node_id, {})
+        if box is not None:
+            tables = tuple(rows for rows in tables if rows.box.overlaps(box))
+            if box.size < len(refs):
+                inside = map(tuple, box.unravel(np.arange(box.size)).tolist())
+                refs = {coords: refs[coords] for coords in inside if coords in refs}
+            else:
+                refs = {coords: ref for coords, ref in refs.items() if coords in box}
         return (*tables, ChunkTable.of(refs)) if refs else tables
 
     def table(self, node_id: bytes) -> ChunkTable | None:

@@ -48,7 +48,7 @@ from zarr_manifests.format.chunk_table import (
     VirtualRef,
 )
 from zarr_manifests.format.manifest import Node, NodeKind
-from zarr_manifests.grid import Coords, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import (
     V3_DOCUMENT,
     ArrayMeta,
@@ -62,7 +62,7 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.planning.components import Reads, changed_nodes
 from zarr_manifests.planning.live_deltas import NOTHING, sum_of
-from zarr_manifests.planning.merge import Layer, fold, merge_layers
+from zarr_manifests.planning.merge import Layer, fold, merge_layers, within
 from zarr_manifests.progress import counted
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.storage.metered import metered, place_of
@@ -394,18 +394,22 @@ class SessionView:
                 return None
         return self.view.lookup(node.node_id, coords)
 
-    def chunks(self, node: Node) -> ChunkTable | None:
-        """All existing chunks of the node; None if there are none."""
-        stored = self.view.chunks(node.node_id)
+    def chunks(self, node: Node, box: Box | None = None) -> ChunkTable | None:
+        """The existing chunks of the node, or those in the box; None if there are none."""
+        node_id = node.node_id
+        with self.lock:
+            view, changes = self.view, self.changes
+            cut, layers = changes.truncated.get(node_id), changes.layers(node_id, box)
+        stored = view.chunks(node_id) if box is None else view.chunks_in(node_id, box)
         if stored is not None:
             check_axes(stored.box, len(node.array.shape) if node.array else 0)
-        with self.lock:
-            cut = self.changes.truncated.get(node.node_id)
-            changes, layers = self.changes, self.changes.layers(node.node_id)
         if cut is None and not layers:
             return stored
-        tables = tuple(map(changes.rows, layers))
-        return fold([stored] if stored is not None else [], merge_layers([Layer(cut, tables)]))
+        tables = [*map(changes.rows, layers)]
+        if box is not None:
+            tables = [within(table, box) for table in tables]
+        changed = merge_layers([Layer(cut, tuple(tables))])
+        return fold([] if stored is None else [stored], changed)
 
     def chunk_at(self, key: str) -> tuple[Node, Coords] | None:
         """The array and coordinate that the chunk key names; the chunk may be absent."""

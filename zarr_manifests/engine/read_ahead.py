@@ -30,18 +30,17 @@ a preload does not repeat a fetch of a read. A few *lanes* work on the plan: eac
 fetches one object and then schedules the next call.
 
 Invariants: a preload raises no errors, since a read that needs the object raises its own; after
-`cancel` no fetch begins; at most the fetch in flight delays the interpreter's exit, since a runtime
-that shuts down accepts no further calls.
+`cancel` no fetch begins; at most the fetches in flight delay the interpreter's exit, since a
+runtime that shuts down accepts no further calls.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -54,7 +53,7 @@ from zarr_manifests.format.manifest import Delta, Manifest, Node, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import absolute, join
-from zarr_manifests.runtime import ForkSafeLock, Runtime
+from zarr_manifests.runtime import Runtime
 
 MOST: Final = 256
 MOST_FAR: Final = 512
@@ -194,7 +193,6 @@ def _key_of(node: Node, coords: Coords) -> str:
 # --- manifests of coordinates -------------------------------------------------------------------
 
 
-_LOG = logging.getLogger(__name__)
 _LANES: Final = 16  # of the threads that reads use too
 
 
@@ -213,17 +211,13 @@ class SnapshotPreload:
         self._objects, self._runtime = context.objects, context.runtime
         self._options = context.config.chunk_manifests.preload
         self._view: SnapshotView | None = view
-        self.snapshot_id = view.snapshot_id
-        self._lock = ForkSafeLock()
-        self._pid = os.getpid()
         self._cancelled = False
-        self._queue: deque[BlobRef] = deque()
 
     def start(self) -> None:
         """Start, unless everything that could be fetched is here already."""
         view = self._view
         if view is not None and self._options.max_manifests and self._any_is_elsewhere(view):
-            self._go_on()
+            self._soon(self._run)
 
     def cancel(self) -> None:
         """Fetch nothing more. Takes no lock, since it may be called during garbage collection."""
@@ -245,43 +239,28 @@ class SnapshotPreload:
             for _, ref, parts in _tables_of(view)
         )
 
-    def _go_on(self) -> None:
-        """Schedule the lane's next call; if the runtime takes no more calls, end."""
-        try:
-            self._runtime.background(self._run)
-        except RuntimeError:  # raised by executors when the interpreter exits
-            self.cancel()
-
     def _run(self) -> None:
-        """Fetch one object, and schedule the next fetch."""
-        try:
-            due = self._next()
-        except ManifestsError:  # the snapshot is damaged; a read will raise that
-            _LOG.debug("nothing of %s is preloaded", self.snapshot_id, exc_info=True)
-            due = None
-        if due is None:
+        """Fetch what is planned."""
+        view, self._view = self._view, None
+        if view is None:
             return
-        try:
-            self._objects.load(due, _kind(due))
-        except (ManifestsError, OSError):
-            _LOG.debug("%s could not be preloaded", due.key, exc_info=True)
-        finally:
-            self._go_on()
+        with suppress(ManifestsError):  # the snapshot is damaged; a read will raise that
+            due = deque(_plan(self._objects, self._options, view))
+            for _ in range(min(_LANES, len(due))):
+                self._soon(partial(self._fetch, due))
 
-    def _next(self) -> BlobRef | None:
-        view = self._view
-        if self._stopped():
-            return None
-        if view is not None:  # there is no second lane yet
-            self._view = None
-            self._queue.extend(_plan(self._objects, self._options, view))
-            for _ in range(min(_LANES, len(self._queue)) - 1):
-                self._go_on()
-        with self._lock:
-            return self._queue.popleft() if self._queue and not self._stopped() else None
+    def _fetch(self, due: deque[BlobRef]) -> None:
+        """Fetch one object, and schedule the next fetch."""
+        with suppress(IndexError, ManifestsError, OSError):
+            ref = due.popleft()
+            if not self._cancelled:
+                self._objects.load(ref, _kind(ref))
+        if due and not self._cancelled:
+            self._soon(partial(self._fetch, due))
 
-    def _stopped(self) -> bool:
-        return self._cancelled or self._pid != os.getpid()
+    def _soon(self, call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # no more threads: the program is ending
+            self._runtime.background(call)
 
 
 def _tables_of(view: SnapshotView) -> Iterator[tuple[int, BlobRef, Sequence[Part]]]:

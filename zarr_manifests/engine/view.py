@@ -267,7 +267,7 @@ class SnapshotView(SnapshotTables):
 
     def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
         self._check_leaves(node_id, len(coords))
-        found = self.index.holding(node_id, coords)
+        found = self.index.placed_in(node_id, Box(coords, tuple(c + 1 for c in coords)))
         if len(found) > 1:
             one, two = (leaf.manifest.blob.key for leaf in found[:2])
             raise CorruptObjectError(

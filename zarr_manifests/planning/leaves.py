@@ -143,19 +143,6 @@ class _NodeLeaves:
         meets = (np.maximum(self.lo[first:stop], lo) < np.minimum(self.hi[first:stop], hi)).all(1)
         return [self.leaves[first + i] for i in np.flatnonzero(meets).tolist()]
 
-    def holding(self, coords: Coords) -> list[PlacedLeaf]:
-        """The leaves whose box holds the coordinate."""
-        first, stop = 0, len(self.leaves)
-        if stop > 1 and coords:
-            at = coords[self.axis]
-            first = int(np.searchsorted(self.ends, at, side="right"))
-            stop = int(np.searchsorted(self.starts, at, side="right"))
-        if stop - first > 16:  # many leaves start at the same place along that axis
-            here = slice(first, stop)
-            inside = ((self.lo[here] <= coords) & (coords < self.hi[here])).all(axis=1)
-            return [self.leaves[first + i] for i in np.flatnonzero(inside).tolist()]
-        return [leaf for leaf in self.leaves[first:stop] if coords in leaf.part.box]
-
     def locate(self, coords: IndexArray) -> IndexArray:
         """Position of the leaf that holds each coordinate; -1 where none does."""
         found = np.full(len(coords), -1, np.int64)
@@ -218,11 +205,6 @@ class BaseIndex:
     def placed(self, node_id: bytes) -> Sequence[PlacedLeaf]:
         """The leaves of the node, in the directory's order."""
         return self._placed.get(node_id, ())
-
-    def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
-        """The leaves whose box holds the coordinate: at most one in a valid base."""
-        leaves = self._of(node_id)
-        return [] if leaves is None else leaves.holding(coords)
 
     def placed_in(self, node_id: bytes, box: Box) -> list[PlacedLeaf]:
         """The leaves of the node that overlap the box."""

@@ -15,6 +15,7 @@ from zarr_manifests.config import Config
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rule, Split
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, cut, layout_of
 from zarr_manifests.planning.packing import (
     Overflow,
@@ -115,7 +116,7 @@ class Model:
         new: dict[bytes, Chunks] = {}
         for node_id, chunks in changes.items():
             for one in chunks:
-                leaves = base.holding(node_id, one)
+                leaves = base.placed_in(node_id, Box.around_coords(np.array([one])))
                 due |= {leaf.key for leaf in leaves}
                 if not leaves:
                     new.setdefault(node_id, set()).add(one)
