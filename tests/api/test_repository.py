@@ -39,21 +39,6 @@ def repository() -> Repository:
     return zm.create(MemoryStorage())
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("winds.nc", r"netCDF file.*zm\.virtual\.write"),
-        ("winds.grib2", r"GRIB file.*zm\.virtual\.import_kerchunk"),
-        ("winds.csv", r"zm\.create"),
-    ],
-)
-def test_open_says_how_to_import_files(tmp_path: Path, name: str, said: str) -> None:
-    (tmp_path / name).write_bytes(b"data")
-    for place in (tmp_path / name, tmp_path):
-        with pytest.raises(NotARepositoryError, match=said):
-            zm.open(place)
-
-
 def test_racing_processes_that_may_create_all_open_the_same() -> None:
     storage = MemoryStorage()
     found = SYSTEM.parallel([lambda: zm.open(storage, create=True).list_branches()] * 8)

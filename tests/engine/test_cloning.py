@@ -148,9 +148,9 @@ def test_places_that_are_refused(small: MemoryStorage, tmp_path: Path) -> None:
         zm.clone(source, FaultyStorage(unfinished, [Fault("fail_before", op="create", skip=3)]))
     with pytest.raises(AlreadyExistsError, match="unfinished clone of another"):
         zm.clone(opened(other), unfinished)
-    with pytest.raises(AlreadyExistsError, match="clone again"):
+    with pytest.raises(AlreadyExistsError, match=r"zm\.clone again"):
         zm.create(unfinished)
-    with pytest.raises(NotARepositoryError, match="clone again"):
+    with pytest.raises(NotARepositoryError):
         zm.open(unfinished)
     here = make(LocalStorage(tmp_path / "here"), 1)
     (tmp_path / "link").symlink_to(tmp_path / "here")

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.config import Config
 from zarr_manifests.engine.metadata import Objects, Upload, is_there
-from zarr_manifests.engine.roots import RootAt, Roots, around, instead
+from zarr_manifests.engine.roots import RootAt, Roots, around
 from zarr_manifests.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -189,12 +189,11 @@ def _check_no_objects(storage: Storage, keys: Iterable[str]) -> None:
                 raise AlreadyExistsError(
                     f"there is a repository at {storage.url}; open it, as with create=True"
                 )
-            hint = instead(storage) or (
-                "choose an empty place. If there was a repository here, its object 'current' is "
-                "lost: the newest archive under 'root/' holds its last known state"
-            )
             raise AlreadyExistsError(
-                f"{storage.url} is not empty (it holds {key!r}) and has no repository; {hint}"
+                f"{storage.url} is not empty (it holds {key!r}) and has no repository; choose an "
+                "empty place, or call zm.clone again if a clone was interrupted. If there was a "
+                "repository here, its object 'current' is lost: the newest archive under 'root/' "
+                "holds its last known state"
             )
 
 
