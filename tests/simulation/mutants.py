@@ -506,12 +506,12 @@ def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A verification reports damage without checking against the newer root.", 48)
 def looked_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verify, "_has_changed", lambda root, newer: False)
+    patch.setattr(verify, "_has_changed", lambda context, root: False)
 
 
 @mutant("A verification lists the archives before it reads the root.", 9)
 def archives_listed_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verify, "_has_changed", lambda root, newer: False)
+    patch.setattr(verify, "_has_changed", lambda context, root: False)
     patch.setattr(verify, "_first_kept", lambda root: 0)
     root_of, versions_of = verify._root, verify.archived_versions
     listed: list[list[int]] = []

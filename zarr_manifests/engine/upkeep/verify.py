@@ -12,7 +12,7 @@ files of no known version are counted.
 Others may write and collect concurrently. The root is read first, so everything it needs existed
 then. Objects that a collection has deleted since are not needed by any later root. So if there are
 problems and the root has changed, everything is checked again for the newer root, except chunks
-that were sound. A problem found both times was not caused by a collection.
+that were sound. Problems found both times were not caused by a collection.
 
 Comparing a snapshot's counters with its chunk tables
 -----------------------------------------------------
@@ -29,7 +29,7 @@ They are kept as columns, since there may be as many as chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from functools import partial
 from itertools import batched, chain, pairwise
 from typing import Any, Final
@@ -255,33 +255,23 @@ class _Findings(Struct):
 
 def verify(context: ReadContext, run: Run = map) -> VerifyReport:
     """Read everything that can be reached, and report what is wrong; `run` reads chunks."""
-    found = _Findings(run=run)
-    root = _root(context, found)
-    counts = _look(context, root, found)
-    problems, unguarded = found.problems, found.unguarded
+    sound: dict[str, Rows] = {}
+    before: Set[str] = set()
     for _ in range(_MOST_LOOKS):
-        if not problems:
+        found = _Findings(sound=sound, run=run)
+        root = _root(context, found)
+        counts = _look(context, root, found)
+        if found.problems.keys() <= before or root is None or not _has_changed(context, root):
             break
-        again = _Findings(sound=found.sound, run=run)
-        newer = _root(context, again)
-        if newer is None:
-            problems = again.problems | problems
-            break
-        if root is not None and not _has_changed(root, newer):
-            break
-        counts = _look(context, newer, again)
-        twice = {key: what for key, what in again.problems.items() if key in problems}
-        problems, root, unguarded = again.problems, newer, again.unguarded
-        if len(twice) == len(problems):
-            break
-    else:
-        problems = twice
-    return VerifyReport(tuple(problems.values()), found.objects, *counts, len(unguarded))
+        before = found.problems.keys()
+    problems = tuple(found.problems.values())
+    return VerifyReport(problems, found.objects, *counts, len(found.unguarded))
 
 
-def _has_changed(root: Root, newer: Root) -> bool:
+def _has_changed(context: ReadContext, root: Root) -> bool:
     """Whether the root was replaced since."""
-    return newer.write_id != root.write_id
+    newer = _root(context, _Findings())
+    return newer is None or newer.write_id != root.write_id
 
 
 def _root(context: ReadContext, found: _Findings) -> Root | None:
