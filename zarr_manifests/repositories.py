@@ -164,7 +164,7 @@ def recover(
         Only report what would be done; nothing is changed.
     collections_ended : bool
         Confirms that no garbage collection is running. Only needed if the archive to take is
-        older than a collection that is not known to have ended.
+        older than the last collection.
     storage_options : mapping, optional
         As for `open`.
     runtime : Runtime

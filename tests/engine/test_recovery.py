@@ -199,11 +199,15 @@ def test_whenever_a_root_is_recovered_the_collection_takes_nothing_from_it(
             return
 
 
-def test_after_a_collection_that_has_ended_older_archives_are_taken(made: MemoryStorage) -> None:
+def test_archives_from_before_a_collection_are_taken_if_it_has_ended(
+    made: MemoryStorage,
+) -> None:
     storage = copy_of(made)
     opened(storage).garbage_collect(NOW)
     storage.delete_many([snapshot_key(opened(storage).list_branches()["main"])])
-    recover_without_root(storage)
+    with pytest.raises(ConflictError, match="may still delete"):
+        recover_without_root(storage)
+    recover_without_root(storage, collections_ended=True)
     assert read(opened(storage).readonly_session()) == [3] * 8
 
 

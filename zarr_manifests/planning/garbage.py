@@ -71,7 +71,7 @@ from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import NO_SOURCES, ChunkTable, RefKind
 from zarr_manifests.format.manifest import Delta, Digest, Manifest, Node
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import Lease, LogEntry, PendingDeletion, Root
+from zarr_manifests.format.root import Lease, PendingDeletion, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import lineage_of, object_key, session_of, session_start
@@ -267,39 +267,6 @@ def first_archive_kept(version: int, fence: int) -> int:
     Archives since the fence are kept too, since the next fence is chosen among them.
     """
     return max(0, min(version - ARCHIVES_KEPT + 1, fence))
-
-
-def unended_since(version: int, newer: Iterable[Root], unreadable: Iterable[int]) -> int | None:
-    """The start of a collection that may still delete objects of an older root; None if none may.
-
-    A version that cannot be read counts as such a start.
-
-    Parameters
-    ----------
-    version : int
-        The older root's version.
-    newer : iterable of Root
-        The readable roots after it.
-    unreadable : iterable of int
-        The versions after it whose roots cannot be read.
-    """
-    entries: dict[int, LogEntry] = {}
-    known = version
-    for root in sorted(newer, key=lambda root: root.version):
-        since = [entry for entry in root.log if entry.version > known]
-        if since and len(since) == len(root.log) and since[0].version > known + 1:
-            return known + 1  # the log no longer reaches back to it
-        entries.update((entry.version, entry) for entry in since)
-        known = max(known, root.version)
-    begun = None
-    for at, entry in sorted(entries.items()):
-        if entry.operation == "collect garbage":
-            if begun is not None:
-                return begun  # superseded by the next, but its requests may still be in flight
-            begun = at
-        elif entry.operation == "end collection":
-            begun = None
-    return begun or min((at for at in unreadable if at > known), default=None)
 
 
 # --- dead packs --------------------------------------------------------------------------------

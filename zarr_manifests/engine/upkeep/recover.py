@@ -15,8 +15,7 @@ change leases are never archived. So if the root cannot be read, the new version
 distance from the newest archive.
 
 A garbage collection may be running. It deletes nothing that its own root or a later one reaches. So
-an archive from before a collection is not used unless that collection is known to have ended, or
-the caller says that it has.
+an archive from before a collection is not used unless the caller says that none is running.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.garbage import unended_since
 from zarr_manifests.progress import counted
 from zarr_manifests.reports import LoggedOperation, RecoveryReport
 from zarr_manifests.runtime import Runtime
@@ -246,10 +244,11 @@ def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | N
 def _check_collections(
     storage: Storage, version: int, newer: Sequence[Root], skipped: Mapping[int, str]
 ) -> None:
-    """Refuse an archive if a collection began after it that is not known to have ended."""
-    readable = {root.version for root in newer}
-    begun = unended_since(version, newer, [at for at in skipped if at not in readable])
-    if begun is None:
+    """Refuse an archive if a collection may have begun after it, which may still be running."""
+    known = max((root.version for root in newer), default=version)
+    unread = [at for at in skipped if at > known]
+    begun = max([*unread, *(root.collected for root in newer)], default=0)
+    if begun <= version:
         return
     raise ConflictError(
         f"the newest complete archive in {storage.url} is that of version {version}. A garbage "
