@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
@@ -1181,7 +1181,6 @@ class Repository:
         keep_last: int | None = None,
         max_age: timedelta | None = None,
         *,
-        older_than: datetime | None = None,
         dry_run: bool = False,
     ) -> ExpiryReport:
         """Remove old snapshots from the history of every branch; no object is deleted yet.
@@ -1199,17 +1198,13 @@ class Repository:
             Keep that many of the newest snapshots of each branch.
         max_age : timedelta, optional
             Keep what is not older than this.
-        older_than : datetime, optional
-            Keep what was written at this time or later, instead of `max_age`. Without a time zone
-            it is taken as UTC.
         dry_run : bool
             Only say what would expire.
 
         Raises
         ------
         InvalidArgumentError
-            If nothing is given, here or in the configuration, or both `max_age` and
-            `older_than`.
+            If nothing is given, here or in the configuration.
 
         Examples
         --------
@@ -1225,7 +1220,7 @@ class Repository:
         ['make ice', 'make sea']
         """
         now_ms, options = self._context.runtime.now_ms(), self._context.config.snapshots
-        kept = retention(options, now_ms, keep_last, max_age, older_than)
+        kept = retention(options, now_ms, keep_last, max_age)
         return upkeep.collect.expire(self._context, kept, dry_run=dry_run)
 
     def garbage_collect(

@@ -196,7 +196,7 @@ _PIPED_WIDTH: Final = 200
 _WORDS: Final = {
     r"\breset_branch\b": "`branch --move`",
     r"\bgarbage_collect\(\)": "`clean`",
-    r"\bpass keep_last, max_age or older_than \(`clean`: keep\)": "give --keep a number or an age",
+    r"\bpass keep_last or max_age \(`clean`: keep\)": "give --keep a number or an age",
     r"\bkeep_last\b": "--keep",
     r"\bon_error='report'": "--skip",
     r"\bon_changed='replace'": "--replace",

@@ -56,7 +56,7 @@ from digest to digest, and a byte is copied into a digest only logarithmically o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from itertools import takewhile
 from typing import Final
@@ -76,7 +76,7 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import lineage_of, object_key, session_of, session_start
 from zarr_manifests.planning.merge import Layer, merge_layers, rearranged, select
-from zarr_manifests.versions import milliseconds, moment_ms
+from zarr_manifests.versions import milliseconds
 
 # --- expiry ------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Retention(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.keep_last is None and self.oldest_ms is None:
             raise InvalidArgumentError(
-                "nothing says what to keep: pass keep_last, max_age or older_than (`clean`: keep), "
+                "nothing says what to keep: pass keep_last or max_age (`clean`: keep), "
                 "or save `snapshots` in the configuration"
             )
         whole = isinstance(self.keep_last, int) and not isinstance(self.keep_last, bool)
@@ -133,19 +133,14 @@ def retention(
     now_ms: int,
     keep_last: int | None,
     max_age: timedelta | None,
-    older_than: datetime | None,
 ) -> Retention:
     """Return what to keep: what the caller says, else what the configuration says.
 
     Raises
     ------
     InvalidArgumentError
-        If neither says anything, or both `max_age` and `older_than` are given.
+        If neither says anything.
     """
-    if max_age is not None and older_than is not None:
-        raise InvalidArgumentError("give max_age or older_than, not both")
-    if older_than is not None:
-        return Retention(keep_last, moment_ms(older_than, "older_than"))
     if keep_last is None and max_age is None:
         keep_last, max_age = options.keep_last, options.max_age
     if max_age is None:

@@ -570,7 +570,7 @@ def clean(
     by_age = keep if isinstance(keep, timedelta) else None
     by_count = None if isinstance(keep, timedelta) else keep
     now_ms = context.runtime.now_ms()
-    kept = retention(context.config.snapshots, now_ms, by_count, by_age, None)
+    kept = retention(context.config.snapshots, now_ms, by_count, by_age)
     grace_ms = milliseconds(grace, "grace")
     due, compacted = expire(context, kept, dry_run=True), list[str]()
     for name, count in due.kept.items():
