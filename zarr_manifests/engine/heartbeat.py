@@ -98,14 +98,10 @@ class Held(Struct, eq=False):
             raise self.lost
         if self.term is None or not self.term.is_over(runtime):
             return
-        over = f"the lease on snapshot {self.snapshot} was not renewed within {self.timeout_ms} ms"
-        if self.is_inherited:
-            raise LeaseError(
-                f"{over}, as far as this child process knows; ask the process that took it"
-            )
         raise LeaseError(
-            f"{over}, so a collection may remove it. Renewal is tried again: if a later check "
-            "raises nothing, nothing was lost"
+            f"the lease on snapshot {self.snapshot} was not renewed within {self.timeout_ms} ms by "
+            "this process, so a collection may remove it. Renewal is tried again by the process "
+            "that took it: if a later check raises nothing, nothing was lost"
         )
 
 

@@ -227,7 +227,7 @@ def take(
     def change(root: Root) -> Root:
         if session is None:  # a reader's: no fence is ever before the root it is taken in
             held.session = new_session_id(root.version, random)
-        _check_named(context, root, held.snapshot)
+        locate(context, root, held.snapshot)
         _check_start(root, held.session)
         if instead:
             others = (lease for lease in context.roots.leases(root) if lease.owner == owner)
@@ -332,16 +332,6 @@ def _beat(context: Context) -> None:
     except ManifestsError:
         # Retried after a third of the timeout. Until then `Held.check` compares the time.
         _LOG.warning("renewing the leases of %s failed", context.storage.url, exc_info=True)
-
-
-def _check_named(context: ReadContext, root: Root, snapshot_id: str) -> None:
-    try:
-        locate(context, root, snapshot_id)
-    except SnapshotExpiredError as error:
-        raise SnapshotExpiredError(
-            f"a snapshot that no branch or tag leads to cannot be leased: {error}. Until it is "
-            f"collected, repo.create_tag(name, {snapshot_id!r}) keeps it; then lease it"
-        ) from error
 
 
 def _check_start(root: Root, session: str) -> None:
