@@ -11,9 +11,8 @@ Finding the snapshot that a version names: a branch, a tag, an id or a short id,
 ----------------------------------------------------------------------------------------------
 
 A full name, such as `refs/tags/v1`, is of one kind only. Another name that is both a branch and a
-tag, and a short id that fits several snapshots, is an error that lists them all. A short id is
-first one of a snapshot in history; only if it is none of them, of one that was left behind
-(`ancestry`).
+tag, and a short id that fits several snapshots, is an error that lists them all. A short id names
+snapshots in history only; what was left behind (`ancestry`) is named by its whole id.
 
 The *marks* of a snapshot are the last versions that each application has committed.
 """
@@ -238,16 +237,10 @@ def _known_ids(context: Context, root: Root) -> Iterator[str]:
 
 
 def _unknown(context: Context, root: Root, name: str) -> NotFoundError:
-    root = context.roots.around(root, name)  # not all names, of which there may be thousands
+    root = context.roots.whole(root)
     kinds = dict.fromkeys(root.tags, "tag") | dict.fromkeys(root.branches, "branch")
     near = near_names(name, kinds, 3, cutoff=0.5)
-    if is_short_id(name):
-        recent = entries(context, root.branches["main"].head, root.branches["main"].floor)
-        ids = [i for part in islice(recent, 1) for i in part.ids]
-        near += near_names(name, [i.split("-")[1][: len(name)] for i in ids], 2)
-    shown = [f"{kinds[n]} {n!r}" if n in kinds else f"the snapshot {n}" for n in near]
-    if not shown:
-        shown = [f"{kinds[n]} {n!r}" for n in sorted(kinds)[:_LISTED]]
+    shown = [f"{kinds[n]} {n!r}" for n in near or sorted(kinds)[:_LISTED]]
     what = ("near it" if near else "there") + (" is" if len(shown) == 1 else " are")
     return NotFoundError(
         f"there is no branch {name[:80]!r} in {context.storage.url}, nor a tag or snapshot of that "

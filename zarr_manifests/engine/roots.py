@@ -252,11 +252,11 @@ class RootReader:
 
     def with_branch(self, root: Root, name: str) -> Root:
         """The root with that branch, loaded from a page if necessary."""
-        return self._with(root, name, ["branches"], name)
+        return self._with(root, name, ["branches"])
 
     def with_ref(self, root: Root, name: str) -> Root:
         """The root with the branch and the tag of that name, loaded from pages if necessary."""
-        return self._with(root, name, ["branches", "tags"], name)
+        return self._with(root, name, ["branches", "tags"])
 
     def branch(self, root: Root, name: str) -> Branch:
         """The branch, from the root or a page; raises `NotFoundError` if there is none."""
@@ -264,19 +264,15 @@ class RootReader:
 
     def tag(self, root: Root, name: str) -> BlobRef:
         """The snapshot that the tag points to; raises `NotFoundError` if there is no such tag."""
-        return known_ref(self._with(root, name, ["tags"], name).tags, name, "tag")
+        return known_ref(self._with(root, name, ["tags"]).tags, name, "tag")
 
-    def around(self, root: Root, name: str) -> Root:
-        """The root with all refs of the pages in which that name would be."""
-        return self._with(root, name, ["branches", "tags"], None)
-
-    def _with(self, root: Root, name: str, sections: Sequence[Section], only: str | None) -> Root:
+    def _with(self, root: Root, name: str, sections: Sequence[Section]) -> Root:
         due = [
             (section, at)
             for section in sections
             if (at := page_at(root, section, name)) is not None
         ]
-        return pulled(root, self._load(root, due), only) if due else root
+        return pulled(root, self._load(root, due), name) if due else root
 
     def with_leases(self, root: Root, session: str) -> Root:
         """The root with the leases of the session, loaded from pages if necessary."""
