@@ -48,7 +48,7 @@ class HeldLease:
 
     def __init__(self, held: Held, runtime: Runtime) -> None:
         self._held, self._runtime = held, runtime
-        self._kept = False
+        self.kept = False
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held"
@@ -98,12 +98,7 @@ class HeldLease:
         >>> with repo.lease(repo.list_branches()["main"], timeout=3600) as lease:
         ...     lease.keep()  # for an hour from the end of the block
         """
-        self._kept = kept
-
-    @property
-    def kept(self) -> bool:
-        """Whether the lease is left behind at the end of the block."""
-        return self._kept
+        self.kept = kept
 
 
 class SessionLease:

@@ -20,7 +20,7 @@ The *marks* of a snapshot are the last versions that each application has commit
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice, repeat
 from typing import Final
@@ -453,7 +453,7 @@ class Refs:
             return replace(root, branches={**root.branches, name: self._at(root, due)})
 
         due = None if version is None else self.fixed(version)
-        self._update(change, "create branch", name, due)
+        self.context.roots.update(change, "create branch", name, due or "", REF_ATTEMPTS)
 
     def reset_branch(self, name: str, version: str, *, force: bool, expected: str | None) -> None:
         """Move a branch to a snapshot of the history; dropping commits must be allowed."""
@@ -479,7 +479,8 @@ class Refs:
             # The dropped commits can be of any age, so the next collection scans everything.
             return replace(root, branches={**root.branches, name: moved}, swept=0)
 
-        self._update(change, "reset branch", name, snapshot_id, leaves=True)
+        what = "reset branch", name, snapshot_id, REF_ATTEMPTS
+        self.context.roots.update(change, *what, leaves=True)
 
     def fast_forward(self, name: str, snapshot_id: str, *, expected: str) -> None:
         """Move a branch to a snapshot that comes after its head, which must be the expected one."""
@@ -491,7 +492,7 @@ class Refs:
             moved = replace(self._at(root, snapshot_id), epoch=old.epoch, index=old.index)
             return replace(root, branches={**root.branches, name: moved})
 
-        self._update(change, "fast-forward branch", name, snapshot_id)
+        self.context.roots.update(change, "fast-forward branch", name, snapshot_id, REF_ATTEMPTS)
 
     def _comes_after(self, new: Branch, old: Branch) -> bool:
         """Whether the head of `old` is in the history of the head of `new`."""
@@ -513,7 +514,8 @@ class Refs:
             left = {other: branch for other, branch in root.branches.items() if other != name}
             return replace(root, branches=left, swept=0)
 
-        self._update(change, "delete branch", name, None, leaves=True)
+        what = "delete branch", name, "", REF_ATTEMPTS
+        self.context.roots.update(change, *what, leaves=True)
 
     # --- tags --------------------------------------------------------------------------------
 
@@ -540,7 +542,7 @@ class Refs:
             return replace(root, tags={**root.tags, name: head})
 
         due = None if version is None else self.fixed(version)
-        self._update(change, "create tag", name, due)
+        self.context.roots.update(change, "create tag", name, due or "", REF_ATTEMPTS)
 
     def delete_tag(self, name: str) -> None:
         """Delete a tag; its name is never used again."""
@@ -551,21 +553,10 @@ class Refs:
             deleted = (*root.deleted_tags, name)
             return replace(root, tags=left, deleted_tags=deleted, swept=0)
 
-        self._update(change, "delete tag", name, None, leaves=True)
+        what = "delete tag", name, "", REF_ATTEMPTS
+        self.context.roots.update(change, *what, leaves=True)
 
     # --- changing the root -------------------------------------------------------------------
-
-    def _update(
-        self,
-        change: Callable[[Root], Root],
-        operation: str,
-        name: str,
-        snapshot_id: str | None,
-        *,
-        leaves: bool = False,
-    ) -> None:
-        what = change, operation, name, snapshot_id or "", REF_ATTEMPTS
-        self.context.roots.update(*what, leaves=leaves)
 
     def _at(self, root: Root, snapshot_id: str | None) -> Branch:
         """A new branch at that snapshot, which must be there as of this root, and stay there."""
