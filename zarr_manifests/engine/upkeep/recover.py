@@ -54,7 +54,6 @@ from zarr_manifests.storage.protocol import Token
 
 _ATTEMPTS = 100
 _KINDS = (COMPACTOR, COLLECTOR)
-_LOOKS: Final = 10
 # More swaps for leases than can follow each other without an operation between them, which leaves
 # an archive: three hours at a hundred a second. The twelve digits of a session's start still leave
 # room for a million recoveries.
@@ -218,27 +217,18 @@ def _archive(roots: Roots, at: RootAt) -> None:
 
 
 def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | None]:
-    """Return the token and the root found in the root's place; raise if the root is sound.
+    """The token and the root found in the root's place; raises if the root is sound.
 
-    If objects are missing and the root has changed meanwhile, a collection may have deleted them.
+    A collection may have deleted objects that are missing: then another root has its place, and the
+    new one cannot be installed with this token.
     """
     token, current = _current(storage)
-    for _ in range(_LOOKS):
-        if current is None:
-            return token, None
-        if not closure_problems(_context(storage, runtime, current), current):
-            raise InvalidArgumentError(
-                f"{storage.url} has a sound root of version {current.version}: there is nothing "
-                "to recover. `zm.recover(repo, version)` goes back to older refs"
-            )
-        before = token
-        token, current = _current(storage)
-        if token == before:
-            return token, current
-    raise ConflictError(
-        f"the root of {storage.url} leads to damaged objects, and others keep changing it; stop "
-        "them, then recover"
-    )
+    if current is not None and not closure_problems(_context(storage, runtime, current), current):
+        raise InvalidArgumentError(
+            f"{storage.url} has a sound root of version {current.version}: there is nothing to "
+            "recover. `zm.recover(repo, version)` goes back to older refs"
+        )
+    return token, current
 
 
 def _check_collections(
