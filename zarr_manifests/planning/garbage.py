@@ -268,8 +268,72 @@ def first_archive_kept(version: int, fence: int) -> int:
 
 type Column = npt.NDArray[np.int64]
 
+type Rows = npt.NDArray[np.int64]
+"""Ranges of one object: offset, length and checksum of each."""
+
+_FOLD_ROWS: Final = 1 << 20
 _NUMBERS = 10**9
 """More than the objects of one session: source * _NUMBERS + number identifies an object."""
+
+
+def _objects(table: ChunkTable, rows: Column) -> Column:
+    """A number for the object of each row, equal for the same object."""
+    return np.asarray(table.source[rows] * _NUMBERS + table.number[rows])
+
+
+def _key(table: ChunkTable, number: int) -> str:
+    return object_key("chunks", table.sources[number // _NUMBERS], number % _NUMBERS)
+
+
+def _places(table: ChunkTable, rows: Column, known: dict[str, int]) -> Column:
+    """For each row a number for its object, by key; new objects are added to those known."""
+    numbers, which = np.unique(_objects(table, rows), return_inverse=True)
+    places = [known.setdefault(_key(table, number), len(known)) for number in numbers.tolist()]
+    return np.array(places, np.int64)[which]
+
+
+class ChunkRanges(Struct):
+    """The different ranges that tables refer to, by object; as columns, since there may be many.
+
+    Attributes
+    ----------
+    objects : dict of str to int
+        A number for the key of each object.
+    """
+
+    objects: dict[str, int] = {}
+    _rows: list[Rows] = []
+    _unfolded: int = 0
+    _folded: int = 0
+
+    def add(self, table: ChunkTable) -> None:
+        """Note what the native rows of the table refer to."""
+        native = np.flatnonzero(table.kind == RefKind.NATIVE)
+        if not native.size:
+            return
+        at = _places(table, native, self.objects)
+        columns = (table.offset[native], table.length[native], table.crc32c[native])
+        self._rows.append(np.stack([at, *(c.astype(np.int64) for c in columns)], axis=1))
+        self._unfolded += native.size
+        if self._unfolded > max(_FOLD_ROWS, self._folded):
+            self._fold()
+
+    def _fold(self) -> None:
+        """Keep each range once; other snapshots refer to most of them, too."""
+        if self._unfolded:
+            self._rows = [np.unique(np.concatenate(self._rows), axis=0)]
+            self._folded, self._unfolded = len(self._rows[0]), 0
+
+    def of_each(self) -> Iterator[tuple[str, Rows]]:
+        """Key and ranges of each object."""
+        self._fold()
+        if not self._rows:
+            return
+        (rows,) = self._rows
+        bounds = np.flatnonzero(np.diff(rows[:, 0], prepend=-1, append=-1))
+        keys = [*self.objects]
+        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            yield keys[rows[first, 0]], rows[first:last, 1:]
 
 
 class Use(Struct, frozen=True):
@@ -293,36 +357,11 @@ class Range(Struct, frozen=True):
     at: int
 
 
-def _objects(table: ChunkTable, rows: Column) -> Column:
-    """A number for the object of each row, equal for the same object."""
-    return np.asarray(table.source[rows] * _NUMBERS + table.number[rows])
-
-
-def _key(table: ChunkTable, number: int) -> str:
-    return object_key("chunks", table.sources[number // _NUMBERS], number % _NUMBERS)
-
-
-def _distinct(columns: Sequence[Column]) -> tuple[Column, Column]:
-    """The first row of each distinct combination, in order; and which of these each row is."""
-    order = np.lexsort(columns[::-1])
-    new = np.ones(len(order), np.bool_)
-    if len(order):
-        new[1:] = np.logical_or.reduce([c[order[1:]] != c[order[:-1]] for c in columns])
-    which = np.empty(len(order), np.int64)
-    which[order] = np.cumsum(new) - 1
-    return order[new], which
-
-
 def uses_of(table: ChunkTable) -> dict[str, Use]:
     """Return the live part of each chunk object that the table's rows refer to, by key."""
-    rows = np.flatnonzero(table.kind == RefKind.NATIVE)
-    named = _objects(table, rows)
-    ranges, _ = _distinct([named, table.offset[rows], table.length[rows]])
-    numbers, which = np.unique(named[ranges], return_inverse=True)
-    chunks, nbytes = np.bincount(which), np.zeros(len(numbers), np.int64)
-    np.add.at(nbytes, which, table.length[rows][ranges])
-    uses = map(Use, chunks.tolist(), nbytes.tolist())
-    return {_key(table, n): use for n, use in zip(numbers.tolist(), uses, strict=True)}
+    ranges = ChunkRanges()
+    ranges.add(table)
+    return {key: Use(len(rows), int(rows[:, 1].sum())) for key, rows in ranges.of_each()}
 
 
 def due_packs(uses: Mapping[str, Use], sizes: Mapping[str, int], min_live: float) -> list[str]:
@@ -392,9 +431,7 @@ class PackMoves:
         keys: dict[str, int] = {}
         named: list[Column] = []
         for _, table in tables:
-            numbers, which = np.unique(_objects(table, np.arange(len(table))), return_inverse=True)
-            places = [keys.setdefault(_key(table, n), len(keys)) for n in numbers.tolist()]
-            named.append(np.array(places, np.int64)[which])
+            named.append(_places(table, np.arange(len(table)), keys))
         columns = [np.concatenate(named) if named else np.zeros(0, np.int64)]
         for name in ("offset", "length", "crc32c"):
             one = [getattr(table, name) for _, table in tables]
@@ -404,11 +441,13 @@ class PackMoves:
         rank = np.empty(len(listed), np.int64)
         rank[[keys[key] for key in listed]] = np.arange(len(listed))
         columns[0] = rank[columns[0]]
-        self.order, self._which = _distinct(columns)
-        values = zip(*(column[self.order].tolist() for column in columns), strict=True)
+        distinct, self.order, which = np.unique(
+            np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
+        )
+        self._which = which.reshape(-1)
         self.ranges = [
             Range(listed[of], offset, length, crc, at)
-            for at, (of, offset, length, crc) in enumerate(values)
+            for at, (of, offset, length, crc) in enumerate(distinct.tolist())
         ]
         self._number = np.full(len(self.ranges), -1, np.int64)
         self._offset = np.zeros(len(self.ranges), np.int64)

@@ -37,7 +37,7 @@ from zarr_manifests.engine.metadata import Objects, create_or_find, create_own, 
 from zarr_manifests.engine.refs import DEFAULT_BRANCH
 from zarr_manifests.engine.roots import Roots, is_missing
 from zarr_manifests.engine.upkeep.recover import operations
-from zarr_manifests.engine.upkeep.verify import ChunkRanges, Rows, end_of, problem_of
+from zarr_manifests.engine.upkeep.verify import end_of, problem_of
 from zarr_manifests.engine.view import Context, ReadContext
 from zarr_manifests.errors import (
     AlreadyExistsError,
@@ -53,7 +53,7 @@ from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, LogEntry, 
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, Zones
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.garbage import parts
+from zarr_manifests.planning.garbage import ChunkRanges, Rows, parts
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.storage import Storage

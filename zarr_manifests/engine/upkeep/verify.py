@@ -20,11 +20,6 @@ Comparing a snapshot's counters with its chunk tables
 The base and the read list count chunks and bytes of each node, and the snapshot stores their sums.
 A number marked exact must be exact; any other must be an upper bound. Nodes that a commit did not
 touch are checked at the snapshot before.
-
-The different ranges of chunk objects that chunk tables refer to, and whether bytes match them
-----------------------------------------------------------------------------------------------
-
-They are kept as columns, since there may be as many as chunks.
 """
 
 from __future__ import annotations
@@ -32,10 +27,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence, Set
 from functools import partial
 from itertools import batched, chain, pairwise
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -62,9 +56,15 @@ from zarr_manifests.format.snapshot import (
     SnapshotPointer,
 )
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
-from zarr_manifests.ids import crc32c, object_key
+from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.garbage import first_archive_kept, parts, tells_about
+from zarr_manifests.planning.garbage import (
+    ChunkRanges,
+    Rows,
+    first_archive_kept,
+    parts,
+    tells_about,
+)
 from zarr_manifests.planning.leaves import part_order
 from zarr_manifests.planning.live_deltas import Amount, alive_amounts, sums_of
 from zarr_manifests.planning.packing import orphans
@@ -72,60 +72,6 @@ from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run
 from zarr_manifests.storage.protocol import ReadableStorage
-
-_FOLD_ROWS: Final = 1 << 20
-
-type Rows = npt.NDArray[np.int64]
-"""Ranges of one object: offset, length and checksum of each."""
-
-
-class ChunkRanges(Struct):
-    """The different ranges that tables refer to, by object.
-
-    Attributes
-    ----------
-    objects : dict of str to int
-        A number for the key of each object.
-    """
-
-    objects: dict[str, int] = {}
-    _rows: list[Rows] = []
-    _unfolded: int = 0
-    _folded: int = 0
-
-    def add(self, table: ChunkTable) -> None:
-        """Note what the native rows of the table refer to."""
-        native = np.flatnonzero(table.kind == RefKind.NATIVE)
-        if not native.size:
-            return
-        pairs = np.stack([table.source[native], table.number[native]], axis=1)
-        unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        keys = [object_key("chunks", table.sources[of], number) for of, number in unique.tolist()]
-        known = self.objects
-        numbers = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
-        columns = (table.offset[native], table.length[native], table.crc32c[native])
-        at = numbers[inverse.reshape(-1)]
-        self._rows.append(np.stack([at, *(c.astype(np.int64) for c in columns)], axis=1))
-        self._unfolded += native.size
-        if self._unfolded > max(_FOLD_ROWS, self._folded):
-            self._fold()
-
-    def _fold(self) -> None:
-        """Keep each range once; other snapshots refer to most of them, too."""
-        if self._unfolded:
-            self._rows = [np.unique(np.concatenate(self._rows), axis=0)]
-            self._folded, self._unfolded = len(self._rows[0]), 0
-
-    def of_each(self) -> Iterator[tuple[str, Rows]]:
-        """Key and ranges of each object."""
-        self._fold()
-        if not self._rows:
-            return
-        (rows,) = self._rows
-        bounds = np.flatnonzero(np.diff(rows[:, 0], prepend=-1, append=-1))
-        keys = [*self.objects]
-        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            yield keys[rows[first, 0]], rows[first:last, 1:]
 
 
 def end_of(rows: Rows) -> int:
