@@ -53,11 +53,12 @@ _NO: Final = ("", "0", "0.0", "false", "no", "none")
 _EXACT: Final = 2**53
 """Xarray compares larger integers as floats, which also takes their neighbours for missing."""
 _MAX_TEXT_BYTES: Final = 4096
-_BYTES_CODECS: Final = frozenset(
-    {"blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd", "shuffle", "base64"}
+_LOSSLESS: Final = frozenset(
+    {"bytes", "transpose", "shuffle", "base64"}
+    | {"blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"}
     | {"adler32", "crc32", "crc32c", "fletcher32", "jenkins_lookup3"}
 )
-_NUMCODECS: Final = "numcodecs."
+"""Codecs that are known to give back exactly what was stored."""
 
 
 class Meaning(Struct, frozen=True, eq=False):
@@ -151,8 +152,12 @@ def _of_documents(v3: bytes | None, v2: bytes | None, v2_attributes: bytes | Non
         structure.pop(name, None)
     means = {name: attributes[name] for name in _ATTRIBUTES if name in attributes}
     digest = _digest([structure, means])
-    lossless = _lossless_v3(fields.get("codecs")) if v3 is not None else _lossless_v2(fields)
+    codecs = fields.get("codecs")
+    if v3 is None:
+        codecs = [*(fields.get("filters") or []), fields.get("compressor")]
+    lossless = False
     try:
+        lossless = _lossless(codecs)
         found = _understood(fields, attributes)
     except _UNREAD:
         found = None
@@ -185,8 +190,8 @@ def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Fo
     is_v2 = version == 2
     said_type = np.dtype(fields["dtype"]) if is_v2 else fields["data_type"]
     data_type = parse_dtype(said_type, zarr_format=version)
-    given = data_type.to_native_dtype()
-    stored = given.newbyteorder("=")
+    given: np.dtype[Any] = data_type.to_native_dtype()
+    stored: Any = given.newbyteorder("=")
     if stored.kind not in "biufmMSU" or stored.itemsize == 0:
         return None
     if stored.kind in "SU" and stored.itemsize > _MAX_TEXT_BYTES:
@@ -277,42 +282,23 @@ def _marks(given: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
 # --- codecs ---------------------------------------------------------------------------------------
 
 
-def _lossless_v2(fields: Mapping[str, Any]) -> bool:
-    codecs = [*(fields.get("filters") or []), fields.get("compressor")]
-    return all(
-        codec is None or (isinstance(codec, dict) and _lossless_numcodec(codec.get("id"), codec))
-        for codec in codecs
-    )
+def _lossless(codecs: Any) -> bool:
+    """Whether each codec, also of those inside a shard, gives back what was stored."""
+    return isinstance(codecs, list) and all(map(_is_lossless, codecs))
 
 
-def _lossless_numcodec(name: object, how: Mapping[str, Any]) -> bool:
-    if name == "delta":  # sums of floats round
-        kinds = {str(how.get(key, how.get("dtype"))).lstrip("<>|=") for key in ("dtype", "astype")}
-        return len(kinds) == 1 and kinds.pop() in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
-    return name in _BYTES_CODECS
-
-
-def _lossless_v3(codecs: Any) -> bool:
-    if not isinstance(codecs, list) or not codecs:
-        return False
-    for codec in codecs:
-        name, how = (codec, {}) if isinstance(codec, str) else _named(codec)
-        if name == "sharding_indexed":
-            sound = _lossless_v3(how.get("codecs")) and _lossless_v3(how.get("index_codecs"))
-        elif isinstance(name, str) and name.startswith(_NUMCODECS):
-            sound = _lossless_numcodec(name.removeprefix(_NUMCODECS), how)
-        else:
-            sound = name in ("bytes", "transpose", "zstd", "gzip", "blosc", "crc32c")
-        if not sound:
-            return False
-    return True
-
-
-def _named(codec: Any) -> tuple[Any, Mapping[str, Any]]:
-    if not isinstance(codec, dict):
-        return None, {}
-    how = codec.get("configuration")
-    return codec.get("name"), how if isinstance(how, dict) else {}
+def _is_lossless(codec: Any) -> bool:
+    match codec:
+        case None:
+            return True
+        case {
+            "name": "sharding_indexed",
+            "configuration": {"codecs": inner, "index_codecs": index},
+        }:
+            return _lossless(inner) and _lossless(index)
+        case str(name) | {"name": str(name)} | {"id": str(name)}:
+            return name.removeprefix("numcodecs.") in _LOSSLESS
+    return False
 
 
 # --- entries -----------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def sharded(*codecs: str) -> list[Any]:
     ("codecs", "lossless"),
     [
         ([{"name": "bytes"}, {"name": "blosc", "configuration": {"cname": "lz4"}}], True),
-        ([{"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}, "bytes"], True),
+        ([{"name": "numcodecs.shuffle", "configuration": {"elementsize": 4}}, "bytes"], True),
         ([{"name": "numcodecs.delta", "configuration": {"dtype": "<f4"}}, "bytes"], False),
         (["bytes", {"name": "zfpy"}], False),
         (sharded("bytes"), True),
