@@ -37,7 +37,6 @@ V2_ATTRIBUTES: Final = ".zattrs"
 DOCUMENTS: Final = (V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES)
 _MAX_NDIM: Final = 64
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-_INTEGER: Final = frozenset({int})
 _NUMBER: Final = r"(0|[1-9][0-9]{0,18})"
 _TRANSFORMED: Final = re.compile(rb'"storage_transformers"\s*:\s*\[\s*[^\s\]]')
 
@@ -400,14 +399,7 @@ def _has_crc32c(codecs: Any) -> bool:
     return isinstance(codecs, str) and codecs.rpartition(".")[2] == "crc32c"
 
 
-def _array(shape: Coords, chunks: Coords, *others: Any) -> ArrayMeta | None:
-    """The same as `_array_of`, which would take other numbers for integers that it has seen."""
-    numbers = {*map(type, shape), *map(type, chunks)} <= _INTEGER  # `True` and `1.0` equal integers
-    return _array_of(shape, chunks, *others) if numbers else None
-
-
-@lru_cache(maxsize=1024)  # arrays of a dataset are often alike
-def _array_of(
+def _array(
     shape: Coords,
     chunks: Coords,
     kind: Any,
@@ -416,7 +408,8 @@ def _array_of(
     checked: bool,
 ) -> ArrayMeta | None:
     if (
-        kind not in ("default", "v2")
+        any(type(n) is not int for n in (*shape, *chunks))  # `True` and `1.0` equal integers
+        or kind not in ("default", "v2")
         or separator not in ("/", ".")
         or len(shape) != len(chunks)
         or len(shape) > _MAX_NDIM
