@@ -84,13 +84,6 @@ def clipped_cells(clip: IndexArray, chunk_shape: Sequence[int]) -> IndexArray:
     return found
 
 
-def taken(coords: IndexArray, rows: IndexArray) -> IndexArray:
-    """Rows of the coordinates (ascending); a view if the rows are consecutive."""
-    if len(rows) and int(rows[-1]) - int(rows[0]) + 1 == len(rows):
-        return coords[int(rows[0]) : int(rows[-1]) + 1]
-    return coords[rows]
-
-
 class Box(Struct, frozen=True, array_like=True):
     """A half-open box of chunk coordinates, `lo <= coordinate < hi` on each axis.
 
@@ -214,21 +207,7 @@ class Box(Struct, frozen=True, array_like=True):
         >>> Box((2, 0), (4, 3)).carried(np.array([0, 5]), Box((0, 0), (9, 4)))
         array([ 8, 14])
         """
-        if not len(index) or self == to:
-            return index
-        steps, others = self.strides(), to.strides()
-        start = sum((a - b) * n for a, b, n in zip(self.lo, to.lo, others, strict=True))
-        # Intermediate sums may wrap around; the result fits int64, so it is right.
-        start = (start + 2**63) % 2**64 - 2**63
-        carried, rest = np.full(len(index), start, np.int64), index
-        for axis, (step, other) in enumerate(zip(steps, others, strict=True)):
-            if steps[axis:] == others[axis:]:  # the remaining axes match: one shift for all
-                carried += rest
-                break
-            at = rest // step
-            carried += at * other
-            rest = rest - at * step
-        return carried
+        return index if self == to else to.ravel(self.unravel(index))
 
     def pieces(self, most: int) -> Iterator[Box]:
         """Boxes of at most `most` coordinates, or of one, that are cut along its first axes.

@@ -36,7 +36,7 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Spl
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import LEAF_ROWS
 from zarr_manifests.format.manifest import ManifestRef, Node, Part, grouped
-from zarr_manifests.grid import Box, Coords, IndexArray, corners, taken
+from zarr_manifests.grid import Box, Coords, IndexArray, corners
 from zarr_manifests.keys import absolute
 
 
@@ -436,7 +436,7 @@ def cut(
     """
     found: list[Part] = []
     for rows in layout.groups(coords):
-        here = taken(coords, rows)
+        here = coords[rows]
         one = tuple(here[0].tolist())
         lo, hi = layout.around(one, one)
         parts: Iterable[IndexArray] = [here]
