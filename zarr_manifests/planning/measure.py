@@ -87,33 +87,43 @@ def measure(
         return _measured_texts(values, chunk_shape, missing)
     if not values.ndim:
         values, chunk_shape = values.reshape(1), (1,)
-    found = _measured_block(values, chunk_shape, missing)
-    if weights is None and not deviations:
-        return found
-    how: Any = {"deviations": deviations, "some": bool(found.missing.any())}
-    return replace(found, **_declared(values, chunk_shape, missing, weights, at, **how))
-
-
-def _measured_block(values: _Values, chunk_shape: Sequence[int], missing: _Values) -> Bounds:
     clips = grid_clips(values.shape, chunk_shape)
     cells = clipped_cells(clips, chunk_shape)
     # Values are read fast in the order in which they lie in memory.
     axes = sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis]))
+    own = None
+    if weights is not None:
+        sides = zip(at or (0,) * values.ndim, chunk_shape, values.shape, strict=True)
+        own = weights.inside([slice(lo * n, lo * n + size) for lo, n, size in sides])
+        own = CellWeights(tuple(own.along[axis] for axis in axes), own.digest)
     values, chunk_shape = values.transpose(axes), [chunk_shape[axis] for axis in axes]
     dtype, number, marks = _numbers(values.dtype, missing)
+    names = ["squares"] * deviations + ["weighted", "weights"] * (own is not None)
+    kinds = (number, number, "i8", "i8", _adds(number), *["f8"] * len(names))
     grid = Box((0,) * values.ndim, grid_shape(values.shape, chunk_shape))
-    columns = [np.empty(grid.hi, of) for of in (number, number, "i8", "i8", _adds(number))]
-    for box in grid.pieces(_SLAB // max(math.prod(chunk_shape), 1)):
-        sides = [*zip(box.lo, box.hi, chunk_shape, strict=True)]
-        block = values[tuple(slice(lo * chunk, hi * chunk) for lo, hi, chunk in sides)]
-        block = block.astype(dtype, copy=False).view(number)
-        place, sizes = tuple(slice(lo, hi) for lo, hi, _ in sides), chunk_shape
+    columns = [np.empty(grid.hi, kind) for kind in kinds]
+    for box in grid.pieces(_SLAB // math.prod(chunk_shape)):
+        sides = zip(box.lo, box.hi, chunk_shape, strict=True)
+        inside = tuple(slice(lo * n, hi * n) for lo, hi, n in sides)
+        block = values[inside].astype(dtype, copy=False).view(number)
         if box.size == 1:  # which is faster as one row, also if that is a copy
-            block, sizes = block.ravel(), [block.size]
-        for column, found in zip(columns, _measured(block, sizes, marks), strict=True):
-            column[place] = found
+            found = _measured(block.ravel(), [block.size], marks)
+        else:
+            found = _measured(block, chunk_shape, marks)
+        if names:
+            present = _present(block, marks, some=bool(np.any(found[2])))
+            found += [_squares(*present, chunk_shape)] if deviations else []
+            found += [] if own is None else own.inside(inside).weigh(present, chunk_shape)
+        place = tuple(slice(lo, hi) for lo, hi in zip(box.lo, box.hi, strict=True))
+        for column, one in zip(columns, found, strict=True):
+            column[place] = one
     back = [axes.index(axis) for axis in range(len(axes))]
-    return _bounds(dtype, clips, cells, *(one.transpose(back).ravel() for one in columns))
+    columns = [column.transpose(back).ravel() for column in columns]
+    bounds = _bounds(dtype, clips, cells, *columns[:5])
+    if not names:
+        return bounds
+    more: dict[str, Any] = dict(zip(names, columns[5:], strict=True))
+    return replace(bounds, digest=b"" if own is None else own.digest, **more)
 
 
 def _adds(number: np.dtype[Any]) -> np.dtype[Any]:
@@ -158,9 +168,9 @@ class CellWeights(Struct, frozen=True, eq=False, dict=True):
     --------
     >>> import numpy as np
     >>> from zarr_manifests.planning.measure import CellWeights
-    >>> values, weights = np.array([3, 1, -9, 7], "i2"), CellWeights((np.array([1, 2, 3, 4.0]),))
-    >>> sums, there = weights.weigh(values, (2,), np.array([-9], "i2"), some=True)
-    >>> sums.tolist(), there.tolist()
+    >>> values, there = np.array([3, 1, 0, 7]), np.array([1, 1, 0, 1])
+    >>> sums, weights = CellWeights((np.array([1, 2, 3, 4.0]),)).weigh([values, there], (2,))
+    >>> sums.tolist(), weights.tolist()
     ([5.0, 28.0], [3.0, 4.0])
     """
 
@@ -183,78 +193,46 @@ class CellWeights(Struct, frozen=True, eq=False, dict=True):
         return CellWeights(inside, self.digest)
 
     @_quiet
-    def weigh(
-        self, values: _Values, chunk_shape: Sequence[int], missing: _Values, *, some: bool
-    ) -> tuple[_Values, _Values]:
-        """Weighted sums, and weights, of the chunks of a block of numbers with these weights.
+    def weigh(self, present: Sequence[_Values], chunk_shape: Sequence[int]) -> list[_Values]:
+        """Weighted sums, and weights, of the chunks of a block with these weights.
 
-        The block is as in `measure`; `some` says whether there are missing values.
+        The block is numbers, 0 in place of missing ones, and 1 where there is one.
         """
-        found = _present(values, missing, some=some)
+        found = [*present]
         # Axes without weights come first, the last one above all: few values are left to multiply.
-        for axis in sorted(range(values.ndim), key=lambda at: (self.along[at] is not None, -at)):
+        ndim = len(self.along)
+        for axis in sorted(range(ndim), key=lambda at: (self.along[at] is not None, -at)):
             weights = self.along[axis]
             if weights is not None:
-                factor = weights.reshape(-1, *(1,) * (values.ndim - axis - 1))
+                factor = weights.reshape(-1, *(1,) * (ndim - axis - 1))
                 found = [one * factor for one in found]
             found = [_reduced_along(np.add, one, axis, chunk_shape[axis], _FLOAT) for one in found]
-        added, there = found
-        return added.astype(_FLOAT).ravel(), there.ravel()
-
-
-def _declared(
-    values: _Values,
-    chunk_shape: Sequence[int],
-    missing: _Values,
-    weights: CellWeights | None,
-    at: Coords | None,
-    *,
-    deviations: bool,
-    some: bool,
-) -> dict[str, Any]:
-    """What an array declares besides, of the chunks of a block: more columns of `Bounds`."""
-    found: dict[str, Any] = {}
-    if weights is not None:
-        if at is not None:
-            sides = zip(at, chunk_shape, values.shape, strict=True)
-            weights = weights.inside([slice(lo * n, lo * n + size) for lo, n, size in sides])
-        both = weights.weigh(values, chunk_shape, missing, some=some)
-        found |= {"digest": weights.digest, "weighted": both[0], "weights": both[1]}
-    if deviations:
-        line = chunk_shape[0] * max(_SLAB // (chunk_shape[0] * values[:1].size), 1)
-        parts = (values[at : at + line] for at in range(0, len(values), line))
-        found["squares"] = np.concatenate([_squares(p, chunk_shape, missing, some) for p in parts])
-    return found
+        return found
 
 
 @_quiet
-def _squares(
-    values: _Values, chunk_shape: Sequence[int], missing: _Values, some: bool
-) -> npt.NDArray[np.float64]:
+def _squares(added: _Values, there: _Values, chunk_shape: Sequence[int]) -> _Values:
     """Sums of the squared deviations from the mean of each chunk; infinite with infinities."""
-    added, there = _present(values, missing, some=some)
     sums, cells = (_reduced(np.add, one, chunk_shape, _FLOAT) for one in (added, there))
     cells = np.maximum(cells, 1)
     means = np.where(np.isfinite(sums), sums, 0.0) / cells
-    for axis, (size, chunk) in enumerate(zip(values.shape, chunk_shape, strict=True)):
+    for axis, (size, chunk) in enumerate(zip(added.shape, chunk_shape, strict=True)):
         means = np.repeat(means, np.diff([*range(0, size, chunk), size]), axis)
     off = added.astype(np.float64) - means
     off = off * there
     sums, squares = (_reduced(np.add, one, chunk_shape, _FLOAT) for one in (off, off * off))
-    found = np.maximum(squares - sums * sums / cells, 0.0).ravel()
+    found = np.maximum(squares - sums * sums / cells, 0.0)
     return np.where(np.isfinite(found), found, np.inf)
 
 
-def _present(values: _Values, missing: _Values, *, some: bool) -> list[_Values]:
+def _present(numbers: _Values, marks: _Values, *, some: bool) -> tuple[_Values, _Values]:
     """Numbers with 0 in place of missing ones, and 1 where there is one."""
-    dtype, number, marks = _numbers(values.dtype, missing)
-    added: _Values = values.astype(dtype, copy=False).view(number)
     if not some:
-        return [added, np.broadcast_to(1.0, added.shape)]
-    absent = np.isnan(added) if dtype.kind == "f" else np.zeros(added.shape, np.bool_)
+        return numbers, np.broadcast_to(1.0, numbers.shape)
+    absent = np.isnan(numbers) if numbers.dtype.kind == "f" else np.zeros(numbers.shape, np.bool_)
     for mark in marks:
-        absent |= added == mark
-    return [_zeroed(added, absent), np.where(absent, 0.0, 1.0)]
+        absent |= numbers == mark
+    return _zeroed(numbers, absent), np.where(absent, 0.0, 1.0)
 
 
 def _numbers(
@@ -285,7 +263,7 @@ def _measured_texts(values: _Values, chunk_shape: Sequence[int], missing: _Value
 @_quiet
 def _measured(
     values: _Values, chunk_shape: Sequence[int], marks: _Values, *, has_nan: bool = False
-) -> tuple[_Values, _Values, _Values | int, _Values | int, _Values]:
+) -> list[Any]:
     """Least and greatest value, number of missing values and of NaN, and sum, of each chunk.
 
     Where all values are missing, the first two mean nothing. `has_nan` says that there may be NaN.
@@ -302,7 +280,7 @@ def _measured(
         nan = _counted(absent[-1], chunk_shape)
     adds = _adds(values.dtype)
     if not absent:
-        return low, high, 0, 0, _reduced(np.add, values, chunk_shape, adds)
+        return [low, high, 0, 0, _reduced(np.add, values, chunk_shape, adds)]
     missing = np.asarray(functools.reduce(np.logical_or, absent))
     if any((low == mark).any() or (high == mark).any() for mark in seen):
         rests = zip((np.fmin, np.fmax), _without(values, missing), strict=True)
@@ -311,7 +289,7 @@ def _measured(
             top = np.iinfo(values.dtype).min
             low, high = (end.view(values.dtype) ^ top for end in (low, high))
     sums = _reduced(np.add, _zeroed(values, missing), chunk_shape, adds)
-    return low, high, _counted(missing, chunk_shape), nan, sums
+    return [low, high, _counted(missing, chunk_shape), nan, sums]
 
 
 def _reduced(
