@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.decoding import REAL_CALENDARS, meaning_of_bounds, packing_of
@@ -322,10 +321,12 @@ class _Summary:
         array, node_id = self._array, self._array.node.node_id
         known = zones_of(array.contents.context, array.contents.view, [node_id], branch)
         table = self._without_leaves(region, known)
-        if table is not None:
-            table = self._touched(table)
         if table is None:
             return
+        some = self._are("touched", table.coords())
+        if not some.any():
+            return
+        table = select(table, some)
         with array.contents.lock:
             newer = list(array.contents.changes.zones_of(node_id))
         zones = known.counting(array.node, table, newer)
@@ -333,7 +334,7 @@ class _Summary:
         if zones is not None:
             coords, bounds = zones.coords(), zones.bounds
             clip = clips(coords, array.meta.shape, array.meta.chunk_shape)
-            counts = self._whole(coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)
+            counts = self._are("whole", coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)
             cells = clipped_cells(clip, array.meta.chunk_shape)
             if self._meaning.deviations:
                 counts &= ~np.isnan(bounds.squares)
@@ -349,14 +350,10 @@ class _Summary:
     def _each(self, coords: IndexArray) -> Iterator[tuple[GroupedAxis, IndexArray]]:
         return zip(self._axes, coords.T, strict=True)
 
-    def _whole(self, coords: IndexArray) -> npt.NDArray[np.bool_]:
-        masks = (axis.whole[at] for axis, at in self._each(coords))
+    def _are(self, what: str, coords: IndexArray) -> npt.NDArray[np.bool_]:
+        """Which chunks are `whole` or `touched` along each axis."""
+        masks = (getattr(axis, what)[at] for axis, at in self._each(coords))
         return reduce(np.logical_and, masks, np.ones(len(coords), np.bool_))
-
-    def _touched(self, table: ChunkTable) -> ChunkTable | None:
-        masks = (axis.touched[at] for axis, at in self._each(table.coords()))
-        some = reduce(np.logical_and, masks, np.ones(len(table), np.bool_))
-        return select(table, some) if some.any() else None
 
     def _codes(self, along: Sequence[IndexArray]) -> IndexArray:
         """The numbers of groups, from those along each axis."""
@@ -449,9 +446,8 @@ class _Summary:
             and node.path not in contents.changes.nodes
             and note_unchanged(contents, node, region)
         ):
-            state = freeze_reader(contents)
-            task = _ReadTask(state, node.path, tuple(self._axes), self._digest)
-            found = run(task.measured, boxes)
+            what = freeze_reader(contents), node.path, self._axes, self._digest
+            found = run(partial(_measured_elsewhere, *what), boxes)
         done = 0
         for box, rows in zip(boxes, found, strict=True):
             for row in rows:
@@ -576,20 +572,13 @@ class _Summary:
         return low, high
 
 
-class _ReadTask(Struct, frozen=True):
-    """Measures blocks in another process; can be pickled."""
-
-    state: ForkState
-    path: str
-    axes: tuple[GroupedAxis, ...]
-    digest: bytes | None
-
-    def measured(self, box: Box) -> list[Rows]:
-        """What a block of chunks says."""
-        store = ManifestStore(revive_reader(self.state), read_only=True)
-        array = WhereArray(store, self.path, decode_times=True)
-        meaning = Meaning.of(array.node.documents)
-        return _Summary(array, meaning, self.axes, self.digest).measured(box)
+def _measured_elsewhere(
+    state: ForkState, path: str, axes: Sequence[GroupedAxis], digest: bytes | None, box: Box
+) -> list[Rows]:
+    """What a block of chunks says, measured in another process."""
+    store = ManifestStore(revive_reader(state), read_only=True)
+    array = WhereArray(store, path, decode_times=True)
+    return _Summary(array, Meaning.of(array.node.documents), axes, digest).measured(box)
 
 
 def _crossed(along: Sequence[_Values]) -> list[_Values]:

@@ -32,8 +32,8 @@ FAULTS = [
     Fault(
         "sums-of-chunks-that-are-clipped-anew-count",
         "summarizing.py",
-        "counts = self._whole(coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)",
-        "counts = self._whole(coords) & ~_unknown(bounds.sums)",
+        'counts = self._are("whole", coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)',
+        'counts = self._are("whole", coords) & ~_unknown(bounds.sums)',
     ),
     Fault(
         "sums-by-other-weights-count",
