@@ -50,7 +50,7 @@ from zarr_manifests.grid import Box, Coords, IndexArray, clipped_cells
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join, split
 from zarr_manifests.picturing import ChunkMap, Folding
 from zarr_manifests.planning.live_deltas import NOTHING
-from zarr_manifests.planning.meaning import Meaning, as_laid_out, zones_of_chunks
+from zarr_manifests.planning.meaning import Meaning, zones_of_chunks
 from zarr_manifests.planning.measure import CellWeights
 from zarr_manifests.planning.regions import Bounds as AxisBounds
 
@@ -176,12 +176,11 @@ def _numbers_of(
     units = said.get("units", "degrees") if isinstance(said, dict) else "degrees"
     if in_degrees and not str(units).startswith("degree"):
         return None
-    laid_out = as_laid_out(document, meaning.stored)
-    decoder, table = BulkDecoder.of(document, laid_out), contents.chunks(node)
+    decoder, table = BulkDecoder.of(document, meaning.laid_out), contents.chunks(node)
     if decoder is None or table is None or table.box.ndim != 1:
         return None
     room = node.array.grid.size * node.array.chunk_shape[0]
-    out = np.full(room, meaning.fill.view(meaning.stored), laid_out)
+    out = np.full(room, meaning.fill.view(meaning.stored), meaning.laid_out)
     chunks = stream_table(contents, table, gap_bytes=0, window_bytes=max(out.nbytes, 1))
     if not decoder.decode(list(chunks), out, (0,)):
         return None

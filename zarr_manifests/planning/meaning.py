@@ -81,6 +81,8 @@ class Meaning(Struct, frozen=True, eq=False):
         Values that are missing, besides NaN and NaT; of `dtype`, sorted.
     fill : scalar array
         The fill value; of `dtype`.
+    laid_out : dtype
+        The stored type in the byte order that a decoder of chunks needs.
     weights : mapping of str to str
         By dimension, the weights of cells that the attribute `statistics_weights` declares, such as
         `"lat: cos"`. They are no part of the meaning.
@@ -107,6 +109,7 @@ class Meaning(Struct, frozen=True, eq=False):
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype("V"))
     missing: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
     fill: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(()))
+    laid_out: np.dtype[Any] = field(default_factory=lambda: np.dtype("V"))
     weights: Mapping[str, str] = {}
     deviations: bool = False
 
@@ -169,21 +172,17 @@ def _of_documents(v3: bytes | None, v2: bytes | None, v2_attributes: bytes | Non
     return Meaning(digest, lossless, True, *found, weights, deviations)
 
 
-def as_laid_out(document: Mapping[str, Any], stored: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of stored values, in the byte order that a decoder of their chunks needs."""
-    return np.dtype(document["dtype"]) if document["zarr_format"] == 2 else stored
-
-
 def _digest(value: Any) -> bytes:
     text = json.dumps(["zone-maps", value], sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(errors="surrogatepass"), digest_size=MEANING_BYTES).digest()
 
 
-type _Found = tuple[np.dtype[Any], np.dtype[Any], npt.NDArray[Any], npt.NDArray[Any]]
+type _Type = np.dtype[Any]
+type _Found = tuple[_Type, _Type, npt.NDArray[Any], npt.NDArray[Any], _Type]
 
 
 def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Found | None:
-    """Both types, the missing values and the fill value; None if they are not understood."""
+    """The fields of `Meaning` from `stored` to `laid_out`; None if they are not understood."""
     from zarr.dtype import parse_dtype
 
     version = fields["zarr_format"]
@@ -227,7 +226,7 @@ def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Fo
         return None  # xarray swaps the bytes of the fill value
     absent += _flat(attributes.get("missing_value", []))
     marks = _marks(absent, dtype)
-    return None if marks is None else (stored, dtype, marks, fill.view(dtype))
+    return None if marks is None else (stored, dtype, marks, fill.view(dtype), given)
 
 
 def _decoded_fill_value(said: Any, dtype: np.dtype[Any]) -> Any:
@@ -296,7 +295,7 @@ def _is_lossless(codec: Any) -> bool:
             "configuration": {"codecs": inner, "index_codecs": index},
         }:
             return _lossless(inner) and _lossless(index)
-        case str(name) | {"name": str(name)} | {"id": str(name)}:
+        case str(name) | {"id": str(name)} | {"name": str(name)}:
             return name.removeprefix("numcodecs.") in _LOSSLESS
     return False
 

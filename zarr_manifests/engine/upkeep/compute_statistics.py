@@ -40,7 +40,6 @@ from zarr_manifests.planning.leaves import PlacedLeaf
 from zarr_manifests.planning.live_deltas import rows_in
 from zarr_manifests.planning.meaning import (
     Meaning,
-    as_laid_out,
     in_pages,
     merged,
     taken,
@@ -86,7 +85,6 @@ class _MeasuredArray(Struct, frozen=True):
     meta: ArrayMeta
     meaning: Meaning
     decoder: BulkDecoder
-    laid_out: np.dtype[Any]
     weights: CellWeights | None = None
 
     @classmethod
@@ -96,12 +94,11 @@ class _MeasuredArray(Struct, frozen=True):
         if not meaning.measurable:
             return "its values have no order that is known"
         document = json.loads(node.documents.get(V3_DOCUMENT) or node.documents[V2_ARRAY])
-        laid_out = as_laid_out(document, meaning.stored)
-        decoder = BulkDecoder.of(document, laid_out)
+        decoder = BulkDecoder.of(document, meaning.laid_out)
         if decoder is None:
             return "it has a codec that is not decoded here"
         weights = cell_weights(contents, node, meaning.weights)
-        return cls(node, node.array_meta, meaning, decoder, laid_out, weights)
+        return cls(node, node.array_meta, meaning, decoder, weights)
 
     def measured(self, chunks: Sequence[tuple[Coords, bytes]]) -> Bounds | None:
         """The bounds of some chunks, in their order; None if only Zarr can decode one of them."""
@@ -141,7 +138,7 @@ class _MeasuredArray(Struct, frozen=True):
         """An array for so many chunks, full of fill values: shards may lack some."""
         shape = self.meta.chunk_shape
         room = (chunks * shape[0], *shape[1:]) if shape else ()
-        return np.full(room, self.meaning.fill.view(self.meaning.stored), self.laid_out)
+        return np.full(room, self.meaning.fill.view(self.meaning.stored), self.meaning.laid_out)
 
     @property
     def chunk_bytes(self) -> int:
