@@ -103,6 +103,11 @@ def parts_of(
     whole = DatasetPart(xr.Dataset(), top, top, *how)
     _check_options(whole)
     append_dim, region, on_existing = whole.append_dim, whole.region, whole.on_existing
+    if region is not None and isinstance(given, xr.DataTree):
+        raise InvalidArgumentError(
+            "region is a part of one group: write the tree's nodes one by one, as "
+            "tree['node'].to_dataset() with group='node'"
+        )
     datasets = _datasets(given, whole.encoding)
     dims = {dim: None for _, ds, _ in datasets for dim in ds.dims}
     if append_dim is not None and append_dim not in dims:
@@ -132,10 +137,7 @@ def parts_of(
                 f"ones, and the dataset for group '/{at}' has no coordinate of that name; add "
                 f"one, such as by ds.assign_coords({dim}=...), or leave out on_existing"
             )
-        if region is None or ds.variables or not isinstance(given, xr.DataTree):
-            found.append(part)
-    if not found:
-        raise InvalidArgumentError("the tree has no variables to write to a region")
+        found.append(part)
     return found
 
 
@@ -215,21 +217,8 @@ def _encoding(ds: xr.Dataset, encoding: Encodings) -> Encodings:
 
 
 def _of_tree(part: DatasetPart) -> DatasetPart:
-    """How a node of a tree is written.
-
-    An append leaves nodes without the dimension in their places, and a region is written to all
-    nodes that have variables.
-    """
-    ds, region = part.ds, part.region
-    if region is not None:
-        missing = [] if region == "auto" else [dim for dim in region if dim not in ds.dims]
-        if ds.variables and missing:
-            raise InvalidArgumentError(
-                f"region names {missing[0]!r}, which is not a dimension of the tree's node "
-                f"'/{part.group}': write the nodes that have it one by one, as "
-                "tree['node'].to_dataset() with group='node'"
-            )
-        return part
+    """How a node of a tree is written: an append leaves nodes without the dimension in place."""
+    ds = part.ds
     if part.append_dim is not None and part.append_dim not in ds.dims:
         if part.mode == "a-":
             raise InvalidArgumentError(

@@ -122,8 +122,7 @@ def write(
         Append along this dimension, behind what others append in the meantime; if the group has no
         data yet, it is created. Nodes of a tree without the dimension are written over.
     region : mapping or "auto", optional
-        Write to this part of the existing arrays, as in `Dataset.to_zarr`. All nodes of a tree that
-        have variables need the dimensions.
+        Write to this part of the existing arrays, as in `Dataset.to_zarr`. Not of a tree.
     encoding : mapping, optional
         Encodings of new variables, by name. Of a tree, these by path of the node.
     metadata : mapping, optional

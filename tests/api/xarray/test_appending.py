@@ -349,14 +349,13 @@ def test_what_another_may_not_have_made_durable_is_made_durable() -> None:
     assert storage.keys == ("current",)
 
 
-def test_a_region_of_a_tree_is_not_guessed() -> None:
-    def tree(times: list[int], value: float) -> xr.DataTree:
-        ds = xr.Dataset({"v": ("time", np.full(len(times), value))}, {"time": times})
-        return xr.DataTree.from_dict({"/": ds, "/sub": ds[["v"]].drop_vars("time")})
+def test_a_region_without_labels_is_not_guessed() -> None:
+    def part(times: list[int], value: float) -> xr.Dataset:
+        return xr.Dataset({"v": ("time", np.full(len(times), value))})
 
     repository = zm.create(MemoryStorage())
-    zm.write(tree([0, 1, 2], 0), repository, message="a")
+    zm.write(part([0, 1, 2], 0), repository, message="a")
     with pytest.raises(InvalidArgumentError, match="no labels of 'time'"):
-        zm.write(tree([2], 9), repository, message="b", region={"time": "auto"})
-    zm.write(tree([0, 1, 2], 7), repository, message="c", region={"time": "auto"})
-    assert opened(repository, group="sub").v.values.tolist() == [7, 7, 7]
+        zm.write(part([2], 9), repository, message="b", region={"time": "auto"})
+    zm.write(part([0, 1, 2], 7), repository, message="c", region={"time": "auto"})
+    assert opened(repository).v.values.tolist() == [7, 7, 7]

@@ -224,15 +224,12 @@ def test_a_tree_is_appended_to(repo: zm.Repository) -> None:
     assert repo.list_branches()["main"] == before
 
 
-def test_regions_of_a_tree(repo: zm.Repository) -> None:
-    zm.write(xr.DataTree.from_dict({"/a": days(0, 4), "/b": days(0, 4, 2)}), repo)
-    part = days(1, 3, -1).drop_vars(["x", "time"])
-    zm.write(xr.DataTree.from_dict({"/a": part, "/b": part}), repo, region={"time": slice(1, 3)})
-    for name in "ab":
-        assert tree_of(repo)[name].t[:, 0].values.tolist()[1:3] == [-10, -20]
-    land = xr.DataTree.from_dict({"/a": part, "/land": xr.Dataset({"mask": ("y", [True])})})
-    with pytest.raises(InvalidArgumentError, match="'/land'"):
-        zm.write(land, repo, region={"time": slice(1, 3)})
+def test_a_region_is_a_part_of_one_group(repo: zm.Repository) -> None:
+    tree = xr.DataTree.from_dict({"/a": days(0, 4)})
+    zm.write(tree, repo)
+    for region in ("auto", {"time": slice(1, 3)}):
+        with pytest.raises(InvalidArgumentError, match="write the tree's nodes one by one"):
+            zm.write(tree, repo, region=region)
 
 
 def test_what_is_no_data_of_xarray_is_refused(repo: zm.Repository) -> None:
