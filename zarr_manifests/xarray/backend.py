@@ -295,7 +295,7 @@ class DatasetAccessor:
         indexers: Mapping[str, Any] | None = None,
         *,
         by: str | Sequence[str] | Mapping[str, str | None] | None = None,
-        weights: Mapping[str, Any] | None = None,
+        weights: Mapping[str, str] | None = None,
     ) -> xr.Dataset:
         """Count, extremes, sum and mean of what the dataset selects of a stored variable.
 
@@ -305,9 +305,8 @@ class DatasetAccessor:
             The variable. Its values must not be loaded, which `cache=False` avoids, or changed;
             with dask arrays, it must be whole, and `indexers` select of it.
         indexers, by, weights
-            As in `Session.summarize`. Labels are those of the dataset, and numbers as weights are
-            for its positions; names of weights, and coordinates that they are cosines of, are those
-            stored.
+            As in `Session.summarize`. Labels are those of the dataset. Weights are names, of what
+            is stored: `Session.summarize` takes numbers, too.
 
         Returns
         -------
@@ -325,6 +324,13 @@ class DatasetAccessor:
             raise InvalidArgumentError(
                 f"indexers={indexers!r:.80}: give labels by dimension, {{'lat': slice(60, 0)}}"
             )
+        if isinstance(weights, Mapping):
+            for dim, said in weights.items():
+                if not isinstance(said, str):
+                    raise InvalidArgumentError(
+                        f"the weights of {dim!r} are no name: Session.summarize takes numbers, for "
+                        "all stored positions"
+                    )
         shown = self._ds[name]
         array, key = _stored_array(name, shown.variable)
         store = cast("ManifestStore", array.store)
@@ -336,22 +342,10 @@ class DatasetAccessor:
         places = [np.arange(n)[at] for at, n in zip(key, array.shape, strict=True)]
         if [dim for dim, at in zip(dims, places, strict=True) if at.ndim] != [*shown.dims]:
             raise _unknown(name, "its dimensions have other names than those stored")
-        weighed: Any = dict(weights) if isinstance(weights, Mapping) else weights
         for dim, at in zip(dims, places, strict=True):
             labels = {dim: shown.coords[dim].variable} if at.ndim and dim in shown.coords else {}
             along[dim] = xr.DataArray(at, labels, [dim] if at.ndim else [])
-            said = weighed.get(dim) if isinstance(weighed, dict) else None
-            if said is None or isinstance(said, str) or hasattr(said, "coords"):
-                continue  # the latter are refused
-            if np.shape(said) != at.shape:
-                raise InvalidArgumentError(
-                    f"{dim!r} has {at.size} positions in the dataset, and its weights the shape "
-                    f"{np.shape(said)}"
-                )
-            whole = np.ones(array.shape[dims.index(dim)])
-            whole[at] = said
-            weighed[dim] = whole
-        found: xr.Dataset = summarize(store, array.path, indexers, by, weighed, along=along)
+        found: xr.Dataset = summarize(store, array.path, indexers, by, weights, along=along)
         scalars = {at: one for at, one in shown.coords.items() if not one.ndim}
         return found.assign_coords({at: scalars[at] for at in scalars.keys() - found.variables})
 
