@@ -30,12 +30,12 @@ from zarr_manifests.texts import listed
 
 type Given = xr.Dataset | xr.DataArray | xr.DataTree
 type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
-type WriteMode = Literal["w", "w-", "a", "a-", "r+"]
+type WriteMode = Literal["w", "w-", "a", "r+"]
 type Encodings = Mapping[Hashable, Mapping[str, Any]]
 """Encodings by name of the variable; of a tree, these by path of the node."""
 
 _CHOICES: Final[Mapping[str, Sequence[object]]] = {
-    "mode": (None, "w", "w-", "a", "a-", "r+"),
+    "mode": (None, "w", "w-", "a", "r+"),
     "on_existing": ("error", "skip", "replace"),
     "sort": (None, "keep"),
 }
@@ -126,7 +126,7 @@ def parts_of(
         part = replace(whole, ds=ds, group=at, encoding=_encoding(ds, own))
         if isinstance(given, xr.DataTree):
             part = _of_tree(part)
-        dim = part.append_dim if region is None else None
+        dim = part.append_dim
         labels = ds.variables.get(dim)
         if labels is not None and labels.dims == (dim,):
             labels = labels.copy(deep=False).load()  # without loading the caller's dataset
@@ -151,16 +151,14 @@ def _check_options(part: DatasetPart) -> None:
             raise InvalidArgumentError(
                 f"{name} must be one of {', '.join(map(str, known))}, not {given!r}"
             )
-    if part.append_dim is not None and mode not in (None, "a", "a-"):
-        raise InvalidArgumentError(f"append_dim goes with mode 'a' or 'a-', not {mode!r}")
-    if region is not None and mode not in (None, "a", "a-", "r+"):
-        raise InvalidArgumentError(f"region goes with mode 'r+', 'a' or 'a-', not {mode!r}")
+    if part.append_dim is not None and mode not in (None, "a"):
+        raise InvalidArgumentError(f"append_dim goes with mode 'a', not {mode!r}")
+    if region is not None and mode not in (None, "a", "r+"):
+        raise InvalidArgumentError(f"region goes with mode 'r+' or 'a', not {mode!r}")
+    if region is not None and part.append_dim is not None:
+        raise InvalidArgumentError("append_dim finds the place of rows itself: leave out region")
     if part.append_dim is None and (on_existing != "error" or part.sort is not None):
         raise InvalidArgumentError("on_existing and sort go with append_dim")
-    if region is not None and on_existing != "error":
-        raise InvalidArgumentError(
-            f"on_existing={on_existing!r} finds the places of rows itself; leave out region"
-        )
 
 
 def _datasets(given: Given, encoding: Encodings) -> list[tuple[str, xr.Dataset, Encodings]]:
@@ -220,11 +218,6 @@ def _of_tree(part: DatasetPart) -> DatasetPart:
     """How a node of a tree is written: an append leaves nodes without the dimension in place."""
     ds = part.ds
     if part.append_dim is not None and part.append_dim not in ds.dims:
-        if part.mode == "a-":
-            raise InvalidArgumentError(
-                f"the tree's node '/{part.group}' has no dimension {part.append_dim!r}, so that "
-                "mode='a-' would write nothing of it: leave out mode, or the node"
-            )
         part = replace(part, mode="a", append_dim=None)
     return replace(part, only_group=not ds.variables and not ds.attrs and part.mode != "w")
 

@@ -402,10 +402,6 @@ def located(part: DatasetPart, store: ManifestStore) -> dict[str, slice]:
                 f"region names {dim!r}, which is not a dimension of the dataset; there are: "
                 f"{listed(ds.dims, 20)}"
             )
-        if dim == part.append_dim:
-            raise InvalidArgumentError(f"{dim!r} cannot be both append_dim and in region")
-        if at == "auto" and part.mode == "a-":
-            raise InvalidArgumentError("region='auto' goes with mode 'r+' or 'a', not 'a-'")
         if at != "auto" and (not isinstance(at, slice) or at.step not in (None, 1)):
             raise InvalidArgumentError(
                 f"the region of {dim!r} is a slice with step 1 or 'auto', not {at!r}"

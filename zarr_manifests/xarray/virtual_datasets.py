@@ -121,8 +121,6 @@ def write_virtual(
     """
     if not isinstance(vds, xr.Dataset | xr.DataTree):
         raise InvalidArgumentError(f"expected a Dataset or a DataTree, not {type(vds).__name__}")
-    if mode == "a-":
-        raise InvalidArgumentError("mode='a-' is not for references: drop variables instead")
     top = node_path("" if group is None else group)
     how: Any = mode, append_dim, region, {}, "error", None, check, True
     parts = parts_of(vds, top, *how, virtual=True)

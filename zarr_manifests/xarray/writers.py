@@ -114,7 +114,7 @@ def write(
         The branch to commit to.
     group : str, optional
         Path of the group; by default the root.
-    mode : {"w", "w-", "a", "a-", "r+"}, optional
+    mode : {"w", "w-", "a", "r+"}, optional
         As in `Dataset.to_zarr`. `w` replaces the group and everything below it, `a` writes over
         existing variables and adds others. By default nothing existing is overwritten, unless
         `append_dim` or `region` says where.
@@ -419,7 +419,7 @@ def _decided(part: DatasetPart, there: StoredGroup, store: ManifestStore) -> Dat
         )
     if not arrays and append_dim is not None:
         mode, append_dim = "a", None
-    mode = mode or ("r+" if region is not None and append_dim is None else "a")
+    mode = mode or ("a" if region is None else "r+")
     zarr_format = _zarr_format_at(store, part.top if mode == "w" else part.group, mode == "w")
     return replace(part, mode=mode, append_dim=append_dim, zarr_format=zarr_format)
 
@@ -454,7 +454,7 @@ def _turned(ds: xr.Dataset, there: StoredGroup) -> xr.Dataset:
 
 
 def _fits_of(part: DatasetPart, there: StoredGroup) -> dict[str, Fit]:
-    """How each variable is stored, by name, without those that a write leaves as they are."""
+    """How each variable is stored, by name."""
     known = there.attributes if there.exists and part.mode != "w" else {}
     fits = {}
     bounding = [
@@ -465,9 +465,8 @@ def _fits_of(part: DatasetPart, there: StoredGroup) -> dict[str, Fit]:
     for key, variable in part.ds.variables.items():
         name, own = str(key), dict(variable.attrs)
         if name in known:
-            if _is_written(part, variable):
-                stored, attributes = there.array(name).dtype, there.decoded_by(name)
-                fits[name] = Fit(name, own, there.like(name).encoding, stored, attributes)
+            stored, attributes = there.array(name).dtype, there.decoded_by(name)
+            fits[name] = Fit(name, own, there.like(name).encoding, stored, attributes)
             continue
         bounds = own.get("bounds")
         if bounds in known and is_time(variable) and "units" not in known[bounds]:
@@ -482,11 +481,6 @@ def _fits_of(part: DatasetPart, there: StoredGroup) -> dict[str, Fit]:
             more["_FillValue"] = how["fill_value"]
         fits[name] = Fit(name, own, how, None, more)
     return fits
-
-
-def _is_written(part: DatasetPart, variable: xr.Variable) -> bool:
-    """Whether a variable goes to the array that is there; of mode `a-`, only what grows does."""
-    return part.mode != "a-" or part.append_dim is None or part.append_dim in variable.dims
 
 
 def _is_there(name: str, encoded: xr.Variable, part: DatasetPart, there: StoredGroup) -> bool:
@@ -535,9 +529,8 @@ def _begun(
 ) -> DatasetWriter:
     """Do what `Dataset.to_zarr` does, except for dask arrays, which are left in the result."""
     mode: Any = part.mode
-    if not there.exists or mode not in ("a", "a-", "r+"):
-        how: Any = "a" if mode == "a-" else mode
-        zarr.open_group(store, path=part.group, mode=how, zarr_format=part.zarr_format)
+    if not there.exists or mode not in ("a", "r+"):
+        zarr.open_group(store, path=part.group, mode=mode, zarr_format=part.zarr_format)
         there = StoredGroup.of(store, part.group)
     ds = part.ds.copy()
     for variable in ds.variables.values():
@@ -555,9 +548,7 @@ def _begun(
     old = {
         str(name): _fitted(str(name), variable, part, there)
         for name, variable in encoded.items()
-        if str(name) in there.nodes
-        and _is_written(part, variable)
-        and not _is_there(str(name), variable, part, there)
+        if str(name) in there.nodes and not _is_there(str(name), variable, part, there)
     }
     new = {name: _in_chunks(v) for name, v in encoded.items() if str(name) not in there.nodes}
     group, writer = there.open_in(store), DatasetWriter(statistics=part.statistics)
@@ -578,7 +569,6 @@ def _begun(
 
 def _check_arrays(ds: xr.Dataset, part: DatasetPart, there: StoredGroup) -> None:
     """Refuse variables and encodings that do not go with the arrays that are there."""
-    along, dims = part.append_dim, {dim for name in there.nodes for dim in there.sizes(name)}
     for name in part.encoding:
         if str(name) in there.nodes:
             raise InvalidArgumentError(
@@ -590,11 +580,6 @@ def _check_arrays(ds: xr.Dataset, part: DatasetPart, there: StoredGroup) -> None
                 f"{name!r} does not exist yet, and mode='r+', as with region, makes no arrays: "
                 "write it with mode='a', or drop it"
             )
-    if along is not None and along not in dims:
-        raise InvalidArgumentError(
-            f"append_dim {along!r} is not a dimension of the group; there are: "
-            f"{listed(sorted(map(str, dims)), 20)}"
-        )
 
 
 def _encoded(

@@ -217,8 +217,6 @@ def test_a_tree_is_appended_to(repo: zm.Repository) -> None:
     with pytest.raises(InvalidArgumentError, match="group '/era5' has no coordinate"):
         zm.write(tree(2, 4), repo, **how, on_existing="skip")
     own = tree(2, 6).drop_nodes("era5")
-    with pytest.raises(InvalidArgumentError, match="'/land' has no dimension 'time'"):
-        zm.write(own, repo, **how, mode="a-")
     with pytest.raises(InvalidArgumentError, match="append_dim 'lat' is not a dimension"):
         zm.write(own, repo, message="append", append_dim="lat")
     assert repo.list_branches()["main"] == before
