@@ -355,7 +355,7 @@ def ingest(
     spark : SparkSession
         A Spark session, such as `zarr_manifests.spark.session()` returns.
     files : iterable of str or path
-        Paths or URLs, in any order. Spark's workers must be able to open them.
+        Paths or URLs, in any order. Spark's workers and the driver must be able to open them.
     url : str, path, Storage or Repository
         Where the repository is, or is to be made. Spark's workers must be able to reach it.
     append_dim : str

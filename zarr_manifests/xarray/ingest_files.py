@@ -3,7 +3,8 @@
 1. Tasks open the files, except those that were ingested before and have not changed. They return
    layouts and labels.
 2. The driver compares the layouts, sorts the files by their labels and gives each its rows. It
-   grows the arrays, and writes the axis variables and the records of the files to the session.
+   makes new arrays like those of the first file, grows them, and writes the axis variables and the
+   records of the files to the session.
 3. Tasks write the rows of their files, as they are stored. In other processes, each writes to a
    fork of the session. No chunk has rows of two tasks.
 4. The driver merges the forks and commits.
@@ -20,9 +21,7 @@ import itertools
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import cache, cached_property, partial
 from typing import Any, Final, Literal
 
@@ -143,7 +142,7 @@ def ingest(
     Parameters
     ----------
     files : str, path or iterable of them
-        A path or URL, or many, in any order.
+        A path or URL, or many, in any order. One that is there twice counts once.
     url : str, path, Storage or Repository
         Where the repository is, or is to be made.
     append_dim : str
@@ -222,7 +221,8 @@ def ingest(
                 f"the encoding of {name!r} has {key!r}: values are stored as the files store "
                 f"them, and only {', '.join(_CHUNK_ENCODING)} can be chosen"
             )
-    urls = _urls([files] if isinstance(files, str | os.PathLike) else files)
+    given = [files] if isinstance(files, str | os.PathLike) else files
+    urls = [*dict.fromkeys(map(source_url, given))]
     runner, target = runner or TaskRunner(), repositories.target_of(url, storage_options)
     storage = target.storage if isinstance(target, Repository) else target
     if runner.elsewhere and not storage.capabilities.shared:
@@ -250,14 +250,6 @@ def ingest(
     ).run(target, urls)
 
 
-def _urls(files: Iterable[str | os.PathLike[str]]) -> list[str]:
-    urls = list(map(source_url, files))
-    twice = sorted(each for each, times in Counter(urls).items() if times > 1)
-    if twice:
-        raise InvalidArgumentError(f"{_they_are(twice)} in the list more than once")
-    return urls
-
-
 def _they_are(urls: Sequence[str]) -> str:
     return listed(urls) + (" is" if len(urls) == 1 else " are")
 
@@ -283,10 +275,10 @@ def _look(
 
 
 def _write(
-    write: Callable[..., None], target: Session | Fork, group: str, source: SourceFiles, item: Any
+    target: Session | Fork, group: str, source: SourceFiles, rows: Sequence[FileRows]
 ) -> Session | Fork | FailedFilesError:
     try:
-        write(target, group, source, item)
+        _GroupRows(target.store, group, source).write(rows)
     except FailedFilesError as error:
         return error
     return target
@@ -392,9 +384,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         if not batch:
             return
         if not rows.arrays:
-            create = partial(_create_arrays, encoding=self.encoding)
-            for _ in self._written(session, create, [batch[0].file.url]):
-                pass
+            _create_arrays(session, self.group, self.source, batch[0].file.url, self.encoding)
             rows = _GroupRows(session.store, self.group, self.source)
             rows.choose_units(placed)
         rows.grow(max(each.stop for each in batch))
@@ -439,31 +429,23 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         return placed
 
     def _write_rows(self, session: Session, batch: Sequence[FileRows], rows: _GroupRows) -> None:
-        """Have tasks write the files, and merge what they wrote."""
-        nbytes = sum(each.file.nbytes for each in batch)
-        most = max(_TASKS * self.runner.parallelism, nbytes // _TASK_BYTES[1])
-        groups = write_groups(batch, rows.unit, most, _TASK_BYTES[0])
-        files = {file.url for file in (*self.added, *self.replaced)}
-        expect("writing files", len(files) + len(self.waiting))
-        for group, _ in zip(groups, self._written(session, _write_rows, groups), strict=True):
-            files |= {each.file.url for each in group}
-            tell("writing files", len(files))
-
-    def _written(
-        self, session: Session, write: Callable[..., None], items: Sequence[Any]
-    ) -> Iterator[None]:
-        """Have tasks write to a session, each with an item; each yields once, as it ends.
+        """Have tasks write the files, and merge what they wrote.
 
         Raises
         ------
         FailedFilesError
             After all of them, if some could not read files.
         """
+        nbytes = sum(each.file.nbytes for each in batch)
+        most = max(_TASKS * self.runner.parallelism, nbytes // _TASK_BYTES[1])
+        groups = write_groups(batch, rows.unit, most, _TASK_BYTES[0])
         target = session.fork() if self.runner.elsewhere else session
+        results = self.runner.run(partial(_write, target, self.group, self.source), groups)
         forks: list[Fork] = []
         failed: list[Problem] = []
-        run = partial(_write, write, target, self.group, self.source)
-        for written in self.runner.run(run, items):
+        files = {file.url for file in (*self.added, *self.replaced)}
+        expect("writing files", len(files) + len(self.waiting))
+        for group, written in zip(groups, results, strict=True):
             if isinstance(written, FailedFilesError):
                 failed += written.files
             elif written is not session:
@@ -471,7 +453,8 @@ class _Ingestion(Struct, kw_only=True, dict=True):
             if len(forks) >= _MERGED:
                 session.merge(*forks)
                 forks.clear()
-            yield
+            files |= {each.file.url for each in group}
+            tell("writing files", len(files))
         if failed:
             raise FailedFilesError(*failed)
         session.merge(*forks)
@@ -653,17 +636,11 @@ def _with(box: tuple[slice, ...], axis: int, rows: slice) -> tuple[slice, ...]:
     return (*box[:axis], rows, *box[axis + 1 :])
 
 
-def _write_rows(
-    target: Session | Fork, group: str, source: SourceFiles, rows: Sequence[FileRows]
-) -> None:
-    _GroupRows(target.store, group, source).write(rows)
-
-
 # --- new arrays ------------------------------------------------------------------------------
 
 
 def _create_arrays(
-    target: Session | Fork,
+    session: Session,
     group: str,
     source: SourceFiles,
     url: str,
@@ -677,21 +654,20 @@ def _create_arrays(
         If the file cannot be read.
     """
     dim = source.dim
-    with ExitStack() as stack:
-        with told_of(url):  # what fails below is no fault of the file
-            ds = stack.enter_context(source.opened(url))
-            axis = axis_names(ds, dim)
-            new = ds.isel({dim: slice(0, 0)}, missing_dims="ignore").drop_encoding().load()
-        own: dict[Any, dict[str, Any]] = {}
-        for key, variable in new.variables.items():
-            own[key] = dict(encoding.get(str(key), {}))
-            if variable.dtype.kind in "iufc":
-                own[key]["dtype"] = variable.dtype.newbyteorder("=")
-            if dim in variable.dims:
-                own[key].setdefault("chunks", _chunks(ds.variables[key], dim, long=key in axis))
-            if "_FillValue" not in variable.attrs and variable.dtype.kind in "fc":
-                own[key]["_FillValue"] = None  # else xarray adds one
-        to_session(new, target, group=group, mode="a", encoding=own, check=False)
+    with told_of(url), source.opened(url) as ds:
+        axis, grows = axis_names(ds, dim), {n: v for n, v in ds.variables.items() if dim in v.dims}
+        chunks = {key: _chunks(one, dim, long=key in axis) for key, one in grows.items()}
+        new = ds.isel({dim: slice(0, 0)}, missing_dims="ignore").drop_encoding().load()
+    own: dict[Any, dict[str, Any]] = {}
+    for key, variable in new.variables.items():
+        own[key] = dict(encoding.get(str(key), {}))
+        if variable.dtype.kind in "iufc":
+            own[key]["dtype"] = variable.dtype.newbyteorder("=")
+        if key in chunks:
+            own[key].setdefault("chunks", chunks[key])
+        if "_FillValue" not in variable.attrs and variable.dtype.kind in "fc":
+            own[key]["_FillValue"] = None  # else xarray adds one
+    to_session(new, session, group=group, mode="a", encoding=own, check=False)
 
 
 def _chunks(variable: xr.Variable, dim: str, *, long: bool) -> tuple[int, ...]:
