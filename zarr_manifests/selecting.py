@@ -74,8 +74,6 @@ def chunks_where(
     zone = zone_of(time_zone)
     array = WhereArray(store, path, decode_times=decode_times)
     axes = [np.ones(n, np.bool_) for n in array.meta.grid.shape]
-    reasons: dict[str, int] = {}
-    total = array.meta.grid.size
     match = partial(may_match, nan_matches=nan_matches, zone=zone)
     of_data: dict[str, tuple[Node, list[Comparison]]] = {}
     of_axes: dict[str, tuple[Ranges, _Mask]] = {}
@@ -90,8 +88,6 @@ def chunks_where(
         cells, keep = of_axes[name]
         # Readers differ in what NaN in a coordinate is, so it may match.
         fits = may_match(comparison, cells, nan_matches=cells.low.dtype.kind == "f", zone=zone)
-        gone = ~_by_chunk(fits, array.meta.chunk_shape[found])
-        reasons[comparison.sql] = int(gone.sum()) * (total // max(len(gone), 1))
         keep &= fits
         axes[found] &= _by_chunk(keep, array.meta.chunk_shape[found])
     region = box_around(axes)
@@ -102,15 +98,10 @@ def chunks_where(
     verdicts: list[Verdict] = []
     out: list[Box] = []
     for node, comparisons in of_data.values():
-        pruner = _Pruner(array, node, region, known, comparisons, match)
-        here, judged = pruner.judge(alone=len(nodes) == 1)
-        absent = region.size - len(here.index) - sum(box.size for box, _ in here.unread)
-        for number, verdict in enumerate(judged):
-            unread = sum(box.size for box, may in here.unread if not may[number])
-            left_out = int((~verdict.match).sum()) + unread
-            reasons[comparisons[number].sql] = left_out + (0 if verdict.unwritten else absent)
-        verdicts += judged
-        out += [box for box, _ in here.unread]
+        pruner = _Pruner(array, node, region, known, [partial(match, one) for one in comparisons])
+        unread, verdict = pruner.judge(alone=len(nodes) == 1)
+        verdicts.append(verdict)
+        out += unread
     plan = plan_chunks(axes, region, verdicts, out)
     return ChunkSelection(
         path=f"/{array.node.path}",
@@ -122,7 +113,6 @@ def chunks_where(
         selected=plan.selected,
         left_out=plan.left_out,
         unknown=plan.unknown,
-        reasons={each.sql: reasons[each.sql] for each in parsed.comparisons},
         data=tuple(f"/{node.path}" for node in nodes),
     )
 
@@ -310,37 +300,21 @@ class _StoredChunks(Struct, frozen=True, eq=False):
         Linear indexes of the chunks in the region, ascending.
     known : bool[n]
         Which of them have statistics.
-    may : bool[n, comparisons]
-        Whether they may match.
-    unread : tuple of (Box, bool[comparisons])
-        Boxes full of chunks that are not in `index`, since their page cannot match, and whether
-        the page may match.
+    may : bool[n]
+        Which of them may match.
     """
 
     index: IndexArray
     known: _Mask
     may: _Mask
-    unread: tuple[tuple[Box, _Mask], ...] = ()
 
     @classmethod
-    def of(cls, table: ChunkTable | None, region: Box, comparisons: int) -> _StoredChunks:
+    def of(cls, table: ChunkTable | None, region: Box) -> _StoredChunks:
         """Those of a chunk table, not judged yet."""
         index = np.empty(0, np.int64)
         if table is not None:
             index = table.box.carried(table.linear_index(), region)
-        n = len(index)
-        return cls(index, np.zeros(n, np.bool_), np.ones((n, comparisons), np.bool_))
-
-    @classmethod
-    def joined(
-        cls, parts: Sequence[_StoredChunks], unread: tuple[tuple[Box, _Mask], ...]
-    ) -> _StoredChunks:
-        """All of these, in the order of the region."""
-        index = np.concatenate([one.index for one in parts])
-        order = np.argsort(index)
-        known = np.concatenate([one.known for one in parts])
-        may = np.concatenate([one.may for one in parts])
-        return cls(index[order], known[order], may[order], unread)
+        return cls(index, np.zeros(len(index), np.bool_), np.ones(len(index), np.bool_))
 
 
 class _Pruner:
@@ -356,10 +330,8 @@ class _Pruner:
         The chunks to judge.
     zones : KnownZones
         The zone maps.
-    comparisons : sequence of Comparison
-        What must hold.
-    match : callable
-        How they are compared with ranges.
+    comparisons : sequence of callable
+        What must hold: each says which ranges may have a match.
     """
 
     def __init__(
@@ -368,24 +340,20 @@ class _Pruner:
         node: Node,
         region: Box,
         zones: KnownZones,
-        comparisons: Sequence[Comparison],
-        match: Callable[[Comparison, Ranges], _Mask],
+        comparisons: Sequence[Callable[[Ranges], _Mask]],
     ) -> None:
         self._array, self._node, self._region, self._zones = array, node, region, zones
-        self._comparisons, self._match = comparisons, match
+        self._comparisons = comparisons
         self._meaning = meaning = Meaning.of(node.documents)
-        self._unwritten = [True] * len(comparisons)
-        if meaning.measurable:
-            fill = self._fill()
-            self._unwritten = [bool(match(comparison, fill)[0]) for comparison in comparisons]
+        self._unwritten = not meaning.measurable or bool(self._match(self._fill())[0])
         pages = zones.pages(node.node_id)
         usable = pages is not None and meaning.measurable and pages.meaning == meaning.digest
         self._listed = pages if usable else None
         self._pages: tuple[ZonePage, ...] = () if self._listed is None else self._listed.pages
         self._may = self._of_pages()
 
-    def judge(self, *, alone: bool) -> tuple[_StoredChunks, list[Verdict]]:
-        """The chunks, and what each comparison says of them.
+    def judge(self, *, alone: bool) -> tuple[list[Box], Verdict]:
+        """Boxes full of chunks whose page cannot match, and what is said of all other chunks.
 
         `alone` says that no other array is compared, so pages may stay unread.
         """
@@ -403,16 +371,17 @@ class _Pruner:
             read = read_pages(context, self._listed, due) if self._listed and due else {}
             if all(i in read for i in named):
                 break  # else as if there were no pages
-        rest = _StoredChunks.of(table, self._region, len(self._comparisons))
+        rest = _StoredChunks.of(table, self._region)
         if table is not None and self._meaning.measurable:
             self._judge_by_entries(table, rest, [read[i] for i in others if i in read])
         parts = [rest, *self._judged_pages([read[i] for i in named])]
-        boxes = tuple((self._pages[i].box, self._may[i]) for i in unread)
-        stored = _StoredChunks.joined(parts, boxes)
-        return stored, [
-            Verdict(stored.index, stored.may[:, number], stored.known, fills)
-            for number, fills in enumerate(self._unwritten)
-        ]
+        index, may, known = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("index", "may", "known")
+        )
+        order = np.argsort(index, kind="stable")  # parts are in order
+        verdict = Verdict(index[order], may[order], known[order], self._unwritten)
+        return [self._pages[i].box for i in unread], verdict
 
     def _found(self, *, by_pages: bool) -> tuple[PagedLeaves, ChunkTable | None]:
         """The leaves that pages describe, and the chunks of the region that are not in these."""
@@ -432,11 +401,11 @@ class _Pruner:
 
         If unwritten chunks match too, the plan has to know which chunks a page has.
         """
-        narrow = ~np.array(self._unwritten, np.bool_)
         return {
             i
             for i in paged.whole.intersection(paged.pages)
-            if self._pages[i].count == self._pages[i].box.size and not self._may[i, narrow].all()
+            if self._pages[i].count == self._pages[i].box.size
+            and not (self._unwritten or self._may[i])
         }
 
     # --- pages that are known to count ------------------------------------------------------------
@@ -449,7 +418,7 @@ class _Pruner:
             if at.box.shared_size(self._region) != at.box.size:
                 inside = in_box(at, self._region)
                 at, bounds = select(at, inside), bounds.take(inside)
-            part = _StoredChunks.of(at, self._region, len(self._comparisons))
+            part = _StoredChunks.of(at, self._region)
             self._apply(part, np.arange(len(at)), bounds)
             parts.append(part)
         return parts
@@ -483,17 +452,18 @@ class _Pruner:
         ranges = self._ranges(bounds, bounds.clip == clips(coords, meta.shape, meta.chunk_shape))
         if ranges is not None:
             chunks.known[rows] |= ranges.known
-            for number, comparison in enumerate(self._comparisons):
-                chunks.may[rows, number] &= self._match(comparison, ranges)
+            chunks.may[rows] &= self._match(ranges)
 
     def _of_pages(self) -> _Mask:
-        """Which pages may have a match, for each comparison."""
+        """Which pages may have a match."""
         ranges = None
         if self._listed is not None:
             ranges = self._ranges(self._listed.bounds, self._listed.bounds.clip == 0)
-        if ranges is None:
-            return np.ones((len(self._pages), len(self._comparisons)), np.bool_)
-        return np.stack([self._match(each, ranges) for each in self._comparisons], axis=1)
+        return np.ones(len(self._pages), np.bool_) if ranges is None else self._match(ranges)
+
+    def _match(self, ranges: Ranges) -> _Mask:
+        """Which rows may match all comparisons."""
+        return np.logical_and.reduce([comparison(ranges) for comparison in self._comparisons])
 
     def _fill(self) -> Ranges:
         """The values of chunks that are not stored."""

@@ -123,7 +123,6 @@ def test_chunks_are_left_out_for_the_reason_that_is_said() -> None:
     assert found.left_out == {"range": 3, "statistics": 2, "absence": 0}
     found = session.chunks_where("depth", {"depth": (">", 12.5)})
     assert found.left_out == {"range": 0, "statistics": 1, "absence": 2}
-    assert found.reasons == {"depth > 12.5": 3}
     assert "depth &gt; 12.5" in found._repr_html_()
     assert session.chunks_where("depth", "depth IS NULL").cells == ((slice(20, 30),),)
     assert session.chunks_where("depth", "depth > 100").selected == 0

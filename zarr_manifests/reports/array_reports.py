@@ -44,8 +44,6 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
         (their own values), `absence` (never written, and the fill value does not match).
     unknown : int
         Selected chunks that have no statistics.
-    reasons : mapping of str to int
-        For each comparison, how many chunks it leaves out by itself.
     data : tuple of str
         Paths of the arrays whose values are compared.
     """
@@ -59,7 +57,6 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
     selected: int
     left_out: Mapping[str, int]
     unknown: int
-    reasons: Mapping[str, int]
     data: tuple[str, ...] = ()
 
     @property
@@ -85,7 +82,6 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
         yield f"{self.path} where {self.where}"
         yield f"{self.selected:,} of {self.chunks:,} chunks may match"
         yield "left out: " + ", ".join(f"{n:,} by {why}" for why, n in self.left_out.items())
-        yield from (f"  {n:,} by {comparison}" for comparison, n in self.reasons.items() if n)
         if self.data and self.unknown:
             call = f"repo.compute_statistics([{', '.join(f'"{path}"' for path in self.data)}])"
             yield f"{self.unknown:,} chunks have no statistics and are read; {call} makes them"
