@@ -224,7 +224,8 @@ def test_a_date_that_a_missing_one_would_hide_is_refused(tmp_path: Path) -> None
     ds = xr.Dataset({"seen": ("x", seen)}, {"x": [1, 2]})
     encoding = {"units": "hours since 2000-01-01", "dtype": "f8"}
     zm.write(ds, tmp_path, message="times", encoding={"seen": encoding})
-    far = pa.table({"x": [1], "seen": np.array(["3000-01-01"], "M8[us]")})
+    day = pa.array(np.array(["3000-01-01"], "M8[us]"), pa.timestamp("us", tz="UTC"))
+    far = pa.table({"x": [1], "seen": day})
     how: dict[str, Any] = {"target": "seen", "dims": ["x"], "missing": "keep"}
     with pytest.raises(InvalidArgumentError, match="beside a missing date"):
         over(zm.open(tmp_path), far, **how)

@@ -173,16 +173,3 @@ def test_views_answer_sql(spark: SparkSession, repo: Repository) -> None:
     assert found == rows(spark.sql(query.format("w")))
     assert len(found) == 10
     assert spark.sql("SELECT count(*) FROM v JOIN w USING (time, y, x)").collect()[0][0] == 200
-
-
-def test_the_case_of_names_is_the_sessions(spark: SparkSession, tmp_path: Path) -> None:
-    made = write(tmp_path / "repo", field().rename(a="v", b="V"))
-    with pytest.raises(AnalysisException, match=r"set spark\.sql\.caseSensitive to true"):
-        load(spark, made)
-    spark.conf.set("spark.sql.caseSensitive", "true")
-    try:
-        register(spark)
-        assert load(spark, made).columns[3:] == ["V", "v"]
-    finally:
-        spark.conf.unset("spark.sql.caseSensitive")
-        register(spark)

@@ -536,16 +536,13 @@ class Sink:
             raise InvalidArgumentError(
                 "the option dims is missing: name the columns that locate the cell of a row"
             )
-        columns = to_arrow_schema(schema, timezone="UTC")
-        for column in columns:
-            if column.type in (pa.timestamp("us"), pa.date32()):
-                raise InvalidArgumentError(
-                    f"the column {column.name!r} has no time zone, so its values are not "
-                    "exact times: cast it to timestamp"
-                )
         arguments = {"target": arguments.pop("group", "/")} | arguments
         options = WriteOptions(**arguments, max_tasks=1, time_zone=facts.time_zone)
-        return cls(repository=repository, columns=columns, options=options)
+        return cls(
+            repository=repository,
+            columns=to_arrow_schema(schema, timezone="UTC"),
+            options=options,
+        )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Spooled:
         """Spool the rows of a task."""

@@ -32,7 +32,6 @@ from msgspec.structs import replace
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql import types as sql
 from pyspark.sql.pandas.types import to_arrow_schema
 from xarray.coding.strings import create_vlen_dtype
 
@@ -288,7 +287,7 @@ def plan_write(
         As for `zarr_manifests.spark.write_dataframe`.
     """
     columns, appended = rows.columns, str(options.append_dim)
-    group, names = _target(session, options, columns.names)
+    group, names = _target(session, options, columns)
     workspace = workspace_of(session.store)
     looked_up = [join(group, dim) for dim in options.dims]
     workspace.tip_checks.append(same_labels(workspace.context, workspace.contents.view, looked_up))
@@ -346,7 +345,7 @@ def plan_write(
 
 
 def _target(
-    session: Session, options: WriteOptions, columns: Sequence[str]
+    session: Session, options: WriteOptions, columns: pa.Schema
 ) -> tuple[str, tuple[str, ...]]:
     """The path of the group to write to, and the names of its variables.
 
@@ -357,14 +356,20 @@ def _target(
     AlreadyExistsError
         If a variable is to be created that is there.
     InvalidArgumentError
-        If columns lack, or do not go with an array.
+        If columns lack, do not go with an array, or have times without a zone.
     """
     for name in options.dims:
-        if name not in columns:
+        if name not in columns.names:
             raise InvalidArgumentError(
-                f"there is no column {name!r}; there are: {', '.join(columns)}"
+                f"there is no column {name!r}; there are: {', '.join(columns.names)}"
             )
-    names = tuple(name for name in columns if name not in options.dims)
+    for column in columns:
+        if column.type in (pa.timestamp("us"), pa.date32()):
+            raise InvalidArgumentError(
+                f"the column {column.name!r} has no time zone, so its values are not exact times: "
+                "cast it to timestamp"
+            )
+    names = tuple(name for name in columns.names if name not in options.dims)
     if not names:
         raise InvalidArgumentError("all columns are dims: there are no values to write")
     path = options.target.strip("/")
@@ -609,7 +614,6 @@ def _blank(
 
 _WRONG: Final = -1
 """In place of the number of a bin: what is wrong with the rows."""
-_GROUPED: Final = "#grouped"
 _PIECES: Final = 16
 """How many pieces of cells are handed to Spark at a time."""
 
@@ -653,7 +657,7 @@ def write_dataframe(
         variables have the names of the columns besides `dims`.
     dims : sequence of str
         The columns that are coordinates: all dimensions of the variables, in any order. Values are
-        looked up in the coordinates as they are read; times are timestamps. For a dimension without
+        looked up in the coordinates as they are read; cast dates and times to timestamps. For a dimension without
         a coordinate they are positions from 0 on.
     mode : "append", "overwrite-region" or "create", default "append"
         Whether to append cells, to overwrite existing ones, or to make new variables.
@@ -830,34 +834,22 @@ def _write_frame(
 
 
 class _FrameRows:
-    """The rows of a DataFrame, whose tasks write them.
-
-    Dates and times without zone are timestamps, of the session's zone.
-    """
+    """The rows of a DataFrame, whose tasks write them."""
 
     def __init__(self, df: DataFrame) -> None:
-        times = (sql.DateType, sql.TimestampNTZType)
-        cast = {
-            field.name: f.col(f"`{field.name}`").cast("timestamp")
-            for field in df.schema.fields
-            if isinstance(field.dataType, times)
-        }
-        self.frame = df.withColumns(cast) if cast else df
-        self.columns = to_arrow_schema(self.frame.schema, timezone="UTC")
+        self.frame = df
+        self.columns = to_arrow_schema(df.schema, timezone="UTC")
 
     def labels(self, dims: Sequence[str]) -> dict[str, pa.Array]:
         """The distinct values of these columns, in one pass; O(axis) on the driver."""
         if not dims:
             return {}
-        columns = [f.col(f"`{dim}`") for dim in dims]
-        grouped = self.frame.groupingSets([[each] for each in columns], *columns)
-        table = grouped.agg(f.grouping_id().alias(_GROUPED)).toArrow()
-        found = {}
-        for number, dim in enumerate(dims):
-            others = 2 ** len(dims) - 1 - 2 ** (len(dims) - 1 - number)
-            mine = table.filter(pa.array(table[_GROUPED].to_numpy() == others))
-            found[dim] = mine[dim].combine_chunks().cast(self.columns.field(dim).type)
-        return found
+        sets = [f.collect_set(f.col(f"`{dim}`")).alias(dim) for dim in dims]
+        table = self.frame.agg(*sets).toArrow().combine_chunks()
+        return {
+            dim: column.chunk(0).flatten().cast(self.columns.field(dim).type)
+            for dim, column in zip(dims, table.columns, strict=True)
+        }
 
     def fill(self, plan: WritePlan, fork: Fork) -> list[tuple[Fork, int]]:
         """Write the cells of a plan; what each task returns."""

@@ -83,7 +83,6 @@ def plan_read(location: Location, options: ReadOptions, facts: SparkFacts) -> Jo
         starts=np.array([0, 1], np.int64),
         where=where,
     )
-    _check_columns(job.columns, facts.case_sensitive)
     for boxes in [*_left_by_statistics(session, source, job)] or [everything]:
         job = restrict(job, boxes)
     return job
@@ -219,18 +218,6 @@ def _shared_sizes(source: Source, names: Sequence[str]) -> dict[str, int]:
             f"{listed}. Name those that do with variables=[...], and join the results"
         )
     return found[names[0]]
-
-
-def _check_columns(columns: Sequence[Column], case_sensitive: bool) -> None:
-    names = [each.name if case_sensitive else each.name.lower() for each in columns]
-    for name in names:
-        alike = [each.name for each, own in zip(columns, names, strict=True) if own == name]
-        if len(alike) > 1:
-            raise InvalidArgumentError(
-                f"the columns {' and '.join(map(repr, alike))} are the same to Spark; leave one "
-                "out with variables=[...], store it under another name, or, if only upper and "
-                "lower case differ, set spark.sql.caseSensitive to true"
-            )
 
 
 def _axes(
