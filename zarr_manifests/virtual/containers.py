@@ -23,6 +23,7 @@ import re
 import socket
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -449,12 +450,15 @@ class Containers(Struct, frozen=True):
 
     def _holding(self, scheme: str, path: str) -> str:
         """Name of the innermost container that holds a normalised path; empty for none."""
-        found, most = "", -1
-        for name, container in self.places.items():
-            kind, root = container.place
-            if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
-                found, most = name, len(root)
-        return found
+        return _innermost({name: one.place for name, one in self.places.items()}, scheme, path)
+
+    def _saved_holding(self, scheme: str, path: str) -> str:
+        """The same of saved containers. Anybody may have written them: malformed ones hold none."""
+        places = {}
+        for name, url in self.saved.items():
+            with suppress(InvalidArgumentError, UnsupportedStorageError):
+                places[name] = parse_location(url)
+        return _innermost(places, scheme, path)
 
     def resolve(self, source: VirtualSource) -> tuple[VirtualContainer, VirtualLocation]:
         """Return where a source is, and the container that allows it to be read.
@@ -476,6 +480,7 @@ class Containers(Struct, frozen=True):
         container = self.places.get(name)
         if container is not None:
             return container, _location(container, _below(container, place) if scheme else place)
+        name = name or self._saved_holding(scheme, place)
         file = url_at(scheme, place) if scheme else repr(place)
         if name in self.saved:
             where = f"in the container {name!r}, which the repository says is at "
@@ -497,6 +502,14 @@ class Containers(Struct, frozen=True):
         if source.container in self.places:
             return self.resolve(source)[1].url
         return source.location
+
+
+def _innermost(places: Mapping[str, tuple[str, str]], scheme: str, path: str) -> str:
+    found, most = "", -1
+    for name, (kind, root) in places.items():
+        if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
+            found, most = name, len(root)
+    return found
 
 
 def _below(container: VirtualContainer, path: str) -> str:
