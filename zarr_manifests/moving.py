@@ -124,11 +124,7 @@ def import_zarr(
     """
     repository = repository_of(repo)
     location, references = virtual.references.list_zarr(
-        url,
-        max_bytes=max_bytes,
-        storage_options=storage_options,
-        copy=copy,
-        parallel=context_of(repository).runtime.parallel,
+        url, max_bytes=max_bytes, storage_options=storage_options, copy=copy
     )
     return _import(repository, references, path, message or f"import {location}", branch, copy=copy)
 

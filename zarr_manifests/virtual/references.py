@@ -17,7 +17,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -34,9 +34,9 @@ from zarr_manifests.errors import (
     VirtualContainerError,
 )
 from zarr_manifests.format.chunk_table import Column
-from zarr_manifests.keys import directory, split
+from zarr_manifests.keys import directory, join, split
 from zarr_manifests.progress import counted
-from zarr_manifests.runtime import one_by_one
+from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.disk import open_inside, open_regular
 from zarr_manifests.storage.object_store import ObjectStorage, own_storage
@@ -179,10 +179,6 @@ class Files:
                     f"{key[:200]!r} refers to {given[:80]!r}, a relative path: references do not "
                     "say what it is relative to. Make the paths in them absolute, or file:// URLs"
                 )
-            if given.encode(errors="replace").decode() != given:
-                raise InvalidArgumentError(
-                    f"{key[:200]!r} refers to something that is not valid Unicode text"
-                )
             location = location_of(place)
             number = self._given[given] = self._numbers.setdefault(location, len(self._numbers))
         return number
@@ -241,19 +237,21 @@ def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
     kept = dict(values)
     for key, document in values.items():
         folder, _, name = key.rpartition("/")
-        if name == ".zmetadata":
-            del kept[key]
-            named = _consolidated(key, document, "metadata")[1]
-        elif name == "zarr.json" and b'"consolidated_metadata"' in document:
-            fields, paths = _consolidated(key, document, "consolidated_metadata", "metadata")
-            if "consolidated_metadata" in fields:  # at the top level, not in attributes
-                del fields["consolidated_metadata"]
-                kept[key] = json.dumps(fields).encode()
-            named = [f"{path}/zarr.json" for path in paths]
-        else:
+        is_v2 = name == ".zmetadata"
+        if not is_v2 and (name != "zarr.json" or b'"consolidated_metadata"' not in document):
             continue
+        try:
+            fields = json.loads(document)
+            found = fields if is_v2 else fields.pop("consolidated_metadata", None)
+            named = [] if found is None else [*found["metadata"].keys()]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidArgumentError(f"the consolidated metadata {key!r} is malformed") from error
+        if is_v2:
+            del kept[key]
+        else:
+            kept[key] = json.dumps(fields).encode()
         for other in named:
-            place = f"{folder}/{other}" if folder else other
+            place = join(folder, other if is_v2 else f"{other}/zarr.json")
             if place not in values:
                 raise InvalidArgumentError(
                     f"the consolidated metadata {key!r} lists {place!r}, which does not exist, so "
@@ -262,32 +260,17 @@ def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
     return kept
 
 
-def _consolidated(key: str, document: bytes, *names: str) -> tuple[dict[str, Any], list[str]]:
-    """A document, and the keys of the map at these names; no keys if it has no such map."""
-    try:
-        found = fields = json.loads(document)
-        for name in names:
-            found = found[name] if name == "metadata" else (found.get(name) or {"metadata": {}})
-        return fields, list(found.keys())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidArgumentError(f"the consolidated metadata {key!r} is malformed") from error
-
-
-type Parallel = Callable[[Sequence[Callable[[], bytes]]], list[bytes]]
-
-
 def list_zarr(
     given: str | os.PathLike[str] | Storage | Store,
     *,
     max_bytes: int = MAX_BYTES,
     storage_options: Mapping[str, object] | None = None,
     copy: bool = False,
-    parallel: Parallel = one_by_one,
 ) -> tuple[str, References]:
     """The name of a place, and the entries of the Zarr store there, each a file.
 
     Documents count up to `max_bytes`. The entries of a Zarr `Store` that is at no place can only be
-    copied. `progress` is told how many files were found.
+    copied.
 
     Raises
     ------
@@ -310,7 +293,7 @@ def list_zarr(
     for key in documents:
         nbytes += place.files[key][0]
         check_bytes(f"the metadata up to {key!r}", nbytes, max_bytes)
-    read = parallel([partial(place.read, key) for key in documents])
+    read = SYSTEM.parallel([partial(place.read, key) for key in documents])
     values = dict(zip(documents, read, strict=True))
     keys = tuple(key for key in place.files if key not in values)
     sizes, times = np.array([place.files[key] for key in keys], np.int64).reshape(-1, 2).T
