@@ -118,15 +118,11 @@ def _explain(axes: Axes, patches: Sequence[Any]) -> None:
 
 def draw_diff(
     title: str,
-    text: str,
     changed: Mapping[str, IndexArray],
     grids: Mapping[str, Coords],
     dimensions: Mapping[str, Sequence[str | None]],
 ) -> npt.NDArray[np.object_]:
-    """Draw which chunks of each array changed; of many arrays, the six with the most of them.
-
-    Where no chunk has changed, the picture has the text.
-    """
+    """Draw which chunks of each array changed; of many arrays, the six with the most of them."""
     pyplot = _pyplot("diff.plot()")
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -135,11 +131,7 @@ def draw_diff(
     paths = sorted(changed, key=lambda path: (-len(changed[path]), path))
     shown, more = paths[:_MOST_ARRAYS], len(paths) - _MOST_ARRAYS
     if not shown:
-        figure, one = pyplot.subplots(figsize=(7, 1.6), layout="constrained")
-        plain = plain_text(text, lines=True)
-        one.text(0, 1, plain, va="top", family="monospace", parse_math=False)
-        one.set_axis_off()
-        return np.array([one], np.object_)
+        return np.array([], np.object_)
     columns = min(len(shown), 2)
     lines = -(-len(shown) // columns)
     figure, grid = pyplot.subplots(

@@ -261,7 +261,7 @@ class Diff(_Changes[IndexArray], frozen=True):
         """Draw which chunks of each array changed, and return the axes.
 
         Large grids are folded: a cell then stands for several chunks, and its color says how many
-        of them changed. Where no chunk changed, the picture has what `str` says.
+        of them changed. Where no chunk changed, there is no picture.
 
         Raises
         ------
@@ -285,7 +285,7 @@ class Diff(_Changes[IndexArray], frozen=True):
 
         counts = [("created", self.created), ("updated", self.updated), ("deleted", self.deleted)]
         title = "Changed chunks; nodes: " + ", ".join(f"{len(n):,} {name}" for name, n in counts)
-        return draw_diff(title, str(self), self.chunks, self.grids, self.dimensions)
+        return draw_diff(title, self.chunks, self.grids, self.dimensions)
 
 
 def field_lines(fields: Fields) -> Iterator[str]:
