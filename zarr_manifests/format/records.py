@@ -63,6 +63,7 @@ MAX_ROOT_BYTES: Final = 1 << 24
 MAX_SNAPSHOT_BYTES: Final = 1 << 28
 """Bounds for objects that are found by key alone, whose length no pointer states."""
 MAX_NUMBER: Final = 2**63 - 1
+MOST_BLOB_BYTES: Final = 2**40
 MAX_EXPANSION: Final = 64
 _EXPANDS_FREELY_BYTES: Final = 1 << 20
 _FREE_CONTAINERS: Final = 50_000
@@ -138,6 +139,8 @@ def check_texts(where: str, *texts: object) -> None:
 
 
 type Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+type Crc = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+type BlobLength = Annotated[int, Meta(ge=0, le=MOST_BLOB_BYTES)]
 type TimeMs = Annotated[int, Meta(ge=0, le=MAX_MS)]
 type NodeId = Annotated[bytes, Meta(min_length=NODE_ID_BYTES, max_length=NODE_ID_BYTES)]
 type CommitId = Annotated[bytes, Meta(min_length=COMMIT_ID_BYTES, max_length=COMMIT_ID_BYTES)]
@@ -469,17 +472,11 @@ def are(kind: type, values: Collection[object]) -> bool:
     return not values or set(map(type, values)) == {kind}  # without a loop, since it is hot
 
 
-def are_counts(values: Collection[int]) -> bool:
-    """Whether all values are integers from 0 to 2**63 - 1."""
-    return not values or (are(int, values) and min(values) >= 0 and max(values) < 2**63)
-
-
 # --- records ------------------------------------------------------------------------------------
 
 
 PARENT_COPY_BYTES: Final = 8 * 1024
 ROOT_COPY_BYTES: Final = 16 * 1024
-MOST_BLOB_BYTES: Final = 2**40
 
 
 class BlobRef(

@@ -38,18 +38,17 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.manifest import Count, Delta, ManifestRef, Part, check_counts
 from zarr_manifests.format.records import (
     MAX_MS,
-    MOST_BLOB_BYTES,
     PARENT_COPY_BYTES,
+    BlobLength,
     BlobRef,
     CommitId,
+    Crc,
     ListRecord,
     MetadataObject,
     Number,
     ObjectKind,
     Record,
     TimeMs,
-    are,
-    are_counts,
     check_numbers,
     check_texts,
     drop_copies,
@@ -86,8 +85,8 @@ class SnapshotPointer(NamedTuple):
     """
 
     snapshot_id: str
-    length: Number
-    crc32c: Number
+    length: BlobLength
+    crc32c: Crc
 
     @classmethod
     def of(cls, ref: BlobRef) -> SnapshotPointer:
@@ -171,8 +170,8 @@ class HistoryEntries(Record, frozen=True, rename={"written_ms": "at_ms"}):
     """
 
     ids: Sequence[str]
-    lengths: Sequence[Number]
-    crcs: Sequence[Number]
+    lengths: Sequence[BlobLength]
+    crcs: Sequence[Crc]
     written_ms: Sequence[TimeMs]
     commits: bytes
     kinds: Sequence[CommitKind]
@@ -187,9 +186,8 @@ class HistoryEntries(Record, frozen=True, rename={"written_ms": "at_ms"}):
         columns += [self.metadata, *self.totals.values(), *self.sums.values()]
         _check({*map(len, columns)} == {len(self.ids)} != {0})
         _check(len(self.commits) == COMMIT_ID_BYTES * len(self.ids))
-        _check_pointers(self.ids, self.lengths, self.crcs)
-        if self.parent is not None:
-            _check_pointers(*([value] for value in self.parent))
+        parent = [] if self.parent is None else [self.parent.snapshot_id]
+        _check(are_snapshot_ids([*self.ids, *parent]))
 
     @classmethod
     def of(cls, entries: Sequence[HistoryEntry]) -> HistoryEntries:
@@ -283,17 +281,6 @@ def numbers_at(columns: Mapping[str, Sequence[int | None]], at: int) -> dict[str
 def _by_name(maps: Sequence[Mapping[str, int]]) -> dict[str, list[int | None]]:
     """By name, the number of each map; None where a map has none of that name."""
     return {name: [each.get(name) for each in maps] for name in dict.fromkeys(chain(*maps))}
-
-
-def _check_pointers(ids: Sequence[Any], lengths: Sequence[Any], crcs: Sequence[Any]) -> None:
-    _check(
-        are(str, ids)
-        and are_snapshot_ids(ids)
-        and are_counts(lengths)
-        and max(lengths) <= MOST_BLOB_BYTES
-        and are_counts(crcs)
-        and max(crcs) < 2**32
-    )
 
 
 def _check(sound: bool) -> None:
