@@ -319,8 +319,6 @@ def clone(
         change the clone meanwhile.
     CorruptObjectError
         If an object is missing or damaged; it names the object.
-    InvalidArgumentError
-        If the other place lies in this repository or around it.
     UnsupportedStorageError
         If the other storage cannot put-if-absent and compare-and-swap.
 

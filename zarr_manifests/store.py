@@ -311,12 +311,6 @@ class ManifestStore(Store):
             return memoryview(value.as_numpy_array()).cast("B")
         return _bytes(value)
 
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """Write the value at the key if there is none."""
-        self._check_writable()
-        if not await self.exists(key):
-            await self.set(key, value)
-
     def delete_sync(self, key: str) -> None:
         """Remove the value at the key, if there is one."""
         self._check_writable()

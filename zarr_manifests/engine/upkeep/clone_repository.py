@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -43,7 +42,6 @@ from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
     CorruptObjectError,
-    InvalidArgumentError,
     ObjectNotFoundError,
     UnsupportedStorageError,
 )
@@ -57,8 +55,6 @@ from zarr_manifests.planning.garbage import ChunkRanges, Rows, parts
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.metered import unmetered
 
 _AT_ONCE: Final = 64
 _AT_ONCE_BYTES: Final = 128 * 1024**2
@@ -82,7 +78,6 @@ def clone(context: Context, storage: Storage) -> CloneReport:
     CorruptObjectError
         If an object is damaged or missing.
     """
-    _check_apart(context.storage, storage)
     for _ in range(_TRIES):
         source = context.roots.whole(context.roots.read().root)
         try:
@@ -95,26 +90,6 @@ def clone(context: Context, storage: Storage) -> CloneReport:
         f"what is copied from {context.storage.url} was collected {_TRIES} times meanwhile; try "
         "again later"
     )
-
-
-def _check_apart(one: Storage, other: Storage) -> None:
-    """Refuse a place that is the repository, lies in it, or around it."""
-    if one.url.startswith("memory:"):  # whose names are no folders, and may be empty
-        overlap = one.url == other.url != "memory://"
-    else:
-        here, there = _real(one), _real(other)
-        overlap = here.startswith(there) or there.startswith(here)
-    if overlap:
-        raise InvalidArgumentError(
-            f"{other.url} and the repository {one.url} overlap; choose a place beside it"
-        )
-
-
-def _real(storage: Storage) -> str:
-    """The place, without symbolic links in a local path."""
-    bare: object = unmetered(storage)
-    place = str(Path(bare.path).resolve()) if isinstance(bare, LocalStorage) else storage.url
-    return place.rstrip("/") + "/"
 
 
 def _begin(storage: Storage, repository_id: str) -> None:
