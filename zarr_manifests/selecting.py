@@ -463,7 +463,9 @@ class _Pruner:
 
     def _match(self, ranges: Ranges) -> _Mask:
         """Which rows may match all comparisons."""
-        return np.logical_and.reduce([comparison(ranges) for comparison in self._comparisons])
+        found = [comparison(ranges) for comparison in self._comparisons]
+        every: _Mask = np.logical_and.reduce(found)
+        return every
 
     def _fill(self) -> Ranges:
         """The values of chunks that are not stored."""
