@@ -15,10 +15,9 @@ without an entry that counts are selected.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -51,9 +50,6 @@ type _Values = npt.NDArray[Any]
 _US: Final = np.timedelta64(1, "us")
 _CF: Final = frozenset(
     ["scale_factor", "add_offset", "_FillValue", "missing_value", "units", "_Unsigned", "dtype"]
-)
-_INDEX: Final = re.compile(
-    r"(-?[0-9]{1,18})|(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::(0*[1-9][0-9]{0,17})?)?", re.ASCII
 )
 _MOST_CELLS: Final = 2**27
 """Most values of a coordinate that are read."""
@@ -273,19 +269,17 @@ def chosen_axes(index: str, shape: Sequence[int]) -> list[int | range]:
 
 
 def _along(axis: int, text: str, length: int) -> int | range:
-    found = _INDEX.fullmatch(text)
-    if found is None:
+    try:
+        numbers = [int(part) if part.strip() else None for part in text.split(":")]
+        found: Any = range(length)[numbers[0] if len(numbers) == 1 else slice(*numbers)]  # type: ignore[index]
+    except (IndexError, TypeError, ValueError):
+        found = None
+    if found is None or (isinstance(found, range) and found.step < 1):
         raise InvalidArgumentError(
-            f"{text[:80]!r} is no index of an axis: write 3, -1, 10:20, :10 or 10:200:5"
+            f"{text[:80]!r} is no index of axis {axis}, which has {length} cells: write 3, -1, "
+            "10:20, :10 or 10:200:5"
         )
-    number, *bounds = (None if one is None else int(one) for one in found.groups())
-    if number is None:
-        return range(length)[slice(*bounds)]
-    if not -length <= number < length:
-        raise InvalidArgumentError(
-            f"position {number} is outside of axis {axis}, which has {length} cells"
-        )
-    return range(length)[number]
+    return cast("int | range", found)
 
 
 # --- stored chunks -------------------------------------------------------------------------------
@@ -463,9 +457,8 @@ class _Pruner:
 
     def _match(self, ranges: Ranges) -> _Mask:
         """Which rows may match all comparisons."""
-        found = [comparison(ranges) for comparison in self._comparisons]
-        every: _Mask = np.logical_and.reduce(found)
-        return every
+        masks = [comparison(ranges) for comparison in self._comparisons]
+        return np.asarray(np.logical_and.reduce(masks))
 
     def _fill(self) -> Ranges:
         """The values of chunks that are not stored."""
