@@ -76,7 +76,6 @@ from zarr_manifests.xarray.source_files import (
 from zarr_manifests.xarray.writers import to_session
 
 _CHUNK_ENCODING: Final = ("chunks", "shards", "compressors", "filters", "serializer", "fill_value")
-_LISTED: Final = 5
 _TASKS: Final = 2
 """Tasks of a step, for each that runs at once: more if they would be large."""
 _TASK_BYTES: Final = (16 * 1024**2, 256 * 1024**2)
@@ -345,13 +344,11 @@ class _Ingestion(Struct, kw_only=True, dict=True):
             self.waiting.pop(url, None)
         if not self.failed or self.reports:
             return
-        told = [*self.failed.values()]
-        more = f"; and {len(told) - _LISTED:,} more" if len(told) > _LISTED else ""
-        lines = "; ".join(map(str, told[:_LISTED]))
         besides = "more " if self.added or self.replaced else ""
         raise InvalidArgumentError(
-            f"{count_text(len(told), 'file')} cannot be ingested; nothing {besides}was committed. "
-            f"Give on_error='report' to leave such files out: {lines}{more}"
+            f"{count_text(len(self.failed), 'file')} cannot be ingested; nothing {besides}was "
+            "committed. Give on_error='report' to leave such files out: "
+            f"{listed(self.failed.values())}"
         )
 
     def _write_all(self, repository: Repository) -> None:
