@@ -176,8 +176,6 @@ class _Comparison(Struct, frozen=True):
         Step and offset.
     asked : bool
         Whether a narrower type was asked for, in which small floats become 0.
-    with_own : mapping, optional
-        The attributes together with those of values that were given encoded, which have to open.
     """
 
     name: str
@@ -186,7 +184,6 @@ class _Comparison(Struct, frozen=True):
     in_parts: bool
     packing: tuple[float, float] | None
     asked: bool
-    with_own: Mapping[str, Any] | None
 
     @staticmethod
     def of(fit: Fit, given: np.dtype[Any], encoded: xr.Variable) -> _Comparison | None:
@@ -196,7 +193,6 @@ class _Comparison(Struct, frozen=True):
         # What says how to decode numbers that were given encoded is no part of what was given.
         own = fit.given if given.kind in "biufcS" else {}
         attributes = {key: value for key, value in found.items() if key not in own}
-        means = not {*DECODED_BY, "dtype", "_Encoding"}.isdisjoint(own)
         stored = np.dtype(encoded.dtype) if fit.stored is None else fit.stored
         with told(fit.name):  # as a reader does, before it decodes any value
             fill = encoded.attrs.get("_FillValue")
@@ -205,7 +201,7 @@ class _Comparison(Struct, frozen=True):
         fill = attributes.get("_FillValue")
         is_nan = isinstance(fill, float | complex) and fill != fill
         plain = (fill is None or is_nan) and _MEANING.isdisjoint(attributes)
-        if plain and not means and given == stored and given.kind in "biufc":
+        if plain and given == stored and given.kind in "biufc":
             return None
         numbers = given.kind in "biufc" and stored.kind in "biufc"
         times = "units" in attributes or "dtype" in attributes
@@ -214,9 +210,8 @@ class _Comparison(Struct, frozen=True):
         if any(attributes.get(key) is not None for key in _PACKING):
             step, offset = (float(attributes.get(key) or no) for key, no in _PACKING.items())
             packing = abs(step), abs(offset)
-        with_own = found if means else None
         in_parts = numbers and not times
-        return _Comparison(fit.name, attributes, stored, in_parts, packing, asked, with_own)
+        return _Comparison(fit.name, attributes, stored, in_parts, packing, asked)
 
     def of_block(
         self,
@@ -300,8 +295,6 @@ class _Comparison(Struct, frozen=True):
         with np.errstate(all="ignore"), told(self.name):
             stored = codes.astype(self.stored, copy=False)
             read = self._read(stored, self.attributes)
-            if self.with_own is not None:
-                self._read(stored, self.with_own)
             return self._differ(given, read), read
 
     def _read(self, stored: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.NDArray[Any]:
