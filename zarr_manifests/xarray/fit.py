@@ -468,19 +468,15 @@ def _text(value: Any) -> str:
 
 
 @contextmanager
-def explained(
-    ds: xr.Dataset, fits: Mapping[str, Fit], rows: Mapping[Hashable, Sequence[int]] | None = None
-) -> Iterator[None]:
+def explained(ds: xr.Dataset, fits: Mapping[str, Fit]) -> Iterator[None]:
     """Say which values of the dataset do not fit.
 
     Parameters
     ----------
     ds : Dataset
-        The dataset as it was given.
+        The dataset.
     fits : mapping
         How each variable is stored, by name.
-    rows : mapping, optional
-        By dimension, the positions in `ds` of what is written; by default, all of it is.
 
     Raises
     ------
@@ -492,8 +488,7 @@ def explained(
     except MisfitError as error:
         fit = fits[error.name]
         told = "; ".join(
-            f"{found.given} {_place(ds, fit.name, found.index, rows or {})}would be read back as "
-            f"{found.read}"
+            f"{found.given} {_place(ds, fit.name, found.index)}would be read back as {found.read}"
             for found in error.misfits
         )
         where, way = "the array that is there", "write the array anew, with room for both"
@@ -509,18 +504,13 @@ def explained(
         ) from None
 
 
-def _place(
-    ds: xr.Dataset, name: str, index: Sequence[int], rows: Mapping[Hashable, Sequence[int]]
-) -> str:
-    """Labels and positions of a value."""
-    each = zip(ds.variables[name].dims, index, strict=True)
-    places = {dim: rows[dim][at] if dim in rows else at for dim, at in each}
-    labels = [
+def _place(ds: xr.Dataset, name: str, index: Sequence[int]) -> str:
+    """Labels of a value, or positions where there are none."""
+    places = [
         f"{dim}={ds.indexes[dim][at]}" if dim in ds.indexes else f"{dim}[{at}]"
-        for dim, at in places.items()
+        for dim, at in zip(ds.variables[name].dims, index, strict=True)
     ]
-    positions = ", ".join(map(str, places.values()))
-    return f"at {', '.join(labels)} (position {positions}) " if labels else ""
+    return f"at {', '.join(places)} " if places else ""
 
 
 # --- how variables are stored -------------------------------------------------------------------

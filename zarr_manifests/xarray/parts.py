@@ -231,20 +231,17 @@ def is_virtual(variable: xr.Variable) -> bool:
 # --- appends ------------------------------------------------------------------------------------
 
 
-def pieces_of(
-    part: DatasetPart, planned: AppendPlan
-) -> Iterator[tuple[DatasetPart, Mapping[Hashable, Sequence[int]]]]:
-    """Yield the parts that an append writes, and by dimension which rows they are."""
+def pieces_of(part: DatasetPart, planned: AppendPlan) -> Iterator[DatasetPart]:
+    """Yield the parts that an append writes."""
     assert part.labels is not None
     ds, dim = part.ds, str(part.labels.dims[0])
-    fixed = [name for name, v in ds.variables.items() if dim not in v.dims]
-    values = ds.drop_vars([*fixed, dim])
+    values = ds.drop_vars([name for name, v in ds.variables.items() if dim not in v.dims])
     over = replace(part, mode="a", append_dim=None)
-    for run in planned.replaced if values.variables else ():
+    for run in planned.replaced if values.variables.keys() - {dim} else ():
         place = {dim: slice(run.start, run.start + len(run.rows))}
-        yield replace(over, ds=_rows(values, dim, run.rows), region=place), {dim: run.rows}
+        yield replace(over, ds=_rows(values, dim, run.rows), region=place)
     if planned.appended or planned.replaced or not ds.sizes[dim]:
-        yield replace(part, ds=_rows(ds, dim, planned.appended)), {dim: planned.appended}
+        yield replace(part, ds=_rows(ds, dim, planned.appended))
 
 
 def _rows(ds: xr.Dataset, dim: str, rows: Sequence[int]) -> xr.Dataset:

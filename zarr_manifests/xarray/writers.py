@@ -510,15 +510,15 @@ def put(
     part, fits, planned, there = prepared.part, prepared.fits, prepared.planned, prepared.there
     store = session if isinstance(session, ManifestStore) else session.store
     workspace = workspace_of(store)
-    pieces: Iterable[tuple[DatasetPart, Mapping[Hashable, Sequence[int]]]] = [(part, {})]
+    pieces: Iterable[DatasetPart] = [part]
     if planned is not None and part.labels is not None and isinstance(session, Session):
         relocate = commits_of(session).relocates(part.labels.dims[0])
         check = append_check(part, workspace.contents, planned, relocate=relocate)
         workspace.tip_checks.append(check)
         new = {name: how for name, how in part.encoding.items() if str(name) not in there.nodes}
         pieces = pieces_of(replace(part, encoding=new), planned)
-    for piece, rows in pieces:
-        with explained(part.ds, fits, rows):
+    for piece in pieces:
+        with explained(piece.ds, fits):
             _begun(piece, store, fits, there).compute(session, scheduler)
     if planned is not None and planned.replaced:
         drop_unchanged(workspace, workspace.contents.members(part.group).values())
