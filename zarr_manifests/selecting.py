@@ -22,7 +22,6 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 import zarr
-from msgspec import Struct
 
 from zarr_manifests.bulk import open_here, read_here
 from zarr_manifests.decoding import decoded, decoded_by
@@ -285,32 +284,6 @@ def _along(axis: int, text: str, length: int) -> int | range:
 # --- stored chunks -------------------------------------------------------------------------------
 
 
-class _StoredChunks(Struct, frozen=True, eq=False):
-    """The stored chunks of an array in a region.
-
-    Parameters
-    ----------
-    index : int64[n]
-        Linear indexes of the chunks in the region, ascending.
-    known : bool[n]
-        Which of them have statistics.
-    may : bool[n]
-        Which of them may match.
-    """
-
-    index: IndexArray
-    known: _Mask
-    may: _Mask
-
-    @classmethod
-    def of(cls, table: ChunkTable | None, region: Box) -> _StoredChunks:
-        """Those of a chunk table, not judged yet."""
-        index = np.empty(0, np.int64)
-        if table is not None:
-            index = table.box.carried(table.linear_index(), region)
-        return cls(index, np.zeros(len(index), np.bool_), np.ones(len(index), np.bool_))
-
-
 class _Pruner:
     """What comparisons say of the stored chunks of an array in a region.
 
@@ -365,17 +338,25 @@ class _Pruner:
             read = read_pages(context, self._listed, due) if self._listed and due else {}
             if all(i in read for i in named):
                 break  # else as if there were no pages
-        rest = _StoredChunks.of(table, self._region)
+        rest = self._unjudged(table)
         if table is not None and self._meaning.measurable:
             self._judge_by_entries(table, rest, [read[i] for i in others if i in read])
         parts = [rest, *self._judged_pages([read[i] for i in named])]
-        index, may, known = (
+        index, match, known = (
             np.concatenate([getattr(part, name) for part in parts])
-            for name in ("index", "may", "known")
+            for name in ("index", "match", "known")
         )
         order = np.argsort(index, kind="stable")  # parts are in order
-        verdict = Verdict(index[order], may[order], known[order], self._unwritten)
+        verdict = Verdict(index[order], match[order], known[order], self._unwritten)
         return [self._pages[i].box for i in unread], verdict
+
+    def _unjudged(self, table: ChunkTable | None) -> Verdict:
+        """The chunks of a table, any of which may match."""
+        index = np.empty(0, np.int64)
+        if table is not None:
+            index = table.box.carried(table.linear_index(), self._region)
+        every = np.ones(len(index), np.bool_)
+        return Verdict(index, every, ~every, self._unwritten)
 
     def _found(self, *, by_pages: bool) -> tuple[PagedLeaves, ChunkTable | None]:
         """The leaves that pages describe, and the chunks of the region that are not in these."""
@@ -404,7 +385,7 @@ class _Pruner:
 
     # --- pages that are known to count ------------------------------------------------------------
 
-    def _judged_pages(self, tables: Iterable[ZoneTable]) -> list[_StoredChunks]:
+    def _judged_pages(self, tables: Iterable[ZoneTable]) -> list[Verdict]:
         """The chunks of pages, all of whose entries count."""
         parts = []
         for zones in tables:
@@ -412,7 +393,7 @@ class _Pruner:
             if at.box.shared_size(self._region) != at.box.size:
                 inside = in_box(at, self._region)
                 at, bounds = select(at, inside), bounds.take(inside)
-            part = _StoredChunks.of(at, self._region)
+            part = self._unjudged(at)
             self._apply(part, np.arange(len(at)), bounds)
             parts.append(part)
         return parts
@@ -420,7 +401,7 @@ class _Pruner:
     # --- chunks whose addresses are known ---------------------------------------------------------
 
     def _judge_by_entries(
-        self, table: ChunkTable, rest: _StoredChunks, paged: Sequence[ZoneTable]
+        self, table: ChunkTable, rest: Verdict, paged: Sequence[ZoneTable]
     ) -> None:
         """Judge the chunks of a table by the entries that count for them."""
         contents = self._array.contents
@@ -440,13 +421,13 @@ class _Pruner:
 
     # --- bounds -----------------------------------------------------------------------------------
 
-    def _apply(self, chunks: _StoredChunks, rows: IndexArray, bounds: Bounds) -> None:
+    def _apply(self, chunks: Verdict, rows: IndexArray, bounds: Bounds) -> None:
         """Judge these rows by their bounds."""
         meta, coords = self._node.array_meta, self._region.unravel(chunks.index[rows])
         ranges = self._ranges(bounds, bounds.clip == clips(coords, meta.shape, meta.chunk_shape))
         if ranges is not None:
             chunks.known[rows] |= ranges.known
-            chunks.may[rows] &= self._match(ranges)
+            chunks.match[rows] &= self._match(ranges)
 
     def _of_pages(self) -> _Mask:
         """Which pages may have a match."""

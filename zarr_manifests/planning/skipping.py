@@ -335,7 +335,7 @@ def _wrong(comparison: Comparison, what: str) -> InvalidArgumentError:
 
 
 class Verdict(Struct, frozen=True, eq=False):
-    """What one comparison says of the chunks of an array.
+    """What comparisons say of the chunks of an array.
 
     Parameters
     ----------
