@@ -262,7 +262,6 @@ def target_of(
 
 def write_into[Written](
     target: Repository | Storage,
-    config: Config | Mapping[str, Any] | None,
     write: Callable[[Repository], Written],
     *,
     make: bool,
@@ -274,8 +273,6 @@ def write_into[Written](
     ----------
     target : Repository or Storage
         The repository, or where it is, or is to be made.
-    config : Config or mapping, optional
-        Its configuration.
     write : callable
         Writes and commits. If it fails, a new repository stays, and is empty.
     make : bool
@@ -285,4 +282,4 @@ def write_into[Written](
     """
     if isinstance(target, Repository):
         return write(target)
-    return write(open(target, config, create=make, virtual_containers=virtual_containers))
+    return write(open(target, create=make, virtual_containers=virtual_containers))

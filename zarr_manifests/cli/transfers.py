@@ -289,7 +289,7 @@ def _into[Made](
 
     places = pairs(containers, "--container")
     storage = storage_of(url, storage_options(url, option))
-    found = write_into(storage, None, take_in, make=True, virtual_containers=places)
+    found = write_into(storage, take_in, make=True, virtual_containers=places)
     _save(storage, {**places, **(also or {})})
     return found
 

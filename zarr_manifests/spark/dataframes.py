@@ -733,7 +733,7 @@ def write_dataframe(
     into = partial(_write_frame, df, options, options.txn())
     place = target_of(url, storage_options)
     check_shared(place.storage if isinstance(place, Repository) else place)
-    return write_into(place, None, into, make=mode == "create" and branch == "main")
+    return write_into(place, into, make=mode == "create" and branch == "main")
 
 
 def foreach_batch(

@@ -318,7 +318,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
                 "or options differ. Give on_changed='replace' to write the rows again"
             )
         if self.waiting:
-            repositories.write_into(target, None, self._write_all, make=True)
+            repositories.write_into(target, self._write_all, make=True)
         files = tuple(self.added), tuple(self.replaced), tuple(self.failed.values())
         ids = dict.fromkeys(file.snapshot_id for file in (*self.added, *self.replaced))
         return IngestReport(tuple(ids), *files, self.unchanged, SYSTEM.monotonic_s() - began)

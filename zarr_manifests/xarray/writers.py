@@ -29,7 +29,6 @@ from xarray.backends.zarr import encode_zarr_attr_value, encode_zarr_variable
 from xarray.conventions import encode_dataset_coordinates
 from zarr.core.group import ConsolidatedMetadata
 
-from zarr_manifests.config import Config
 from zarr_manifests.decoding import meaning_of_bounds
 from zarr_manifests.engine.commit_changes import checked_message, checked_metadata
 from zarr_manifests.errors import (
@@ -84,7 +83,6 @@ def write(
     region: Region | None = None,
     encoding: Encodings | None = None,
     metadata: Mapping[str, Any] | None = None,
-    config: Config | Mapping[str, Any] | None = None,
     on_existing: OnExisting = "error",
     sort: Literal["keep"] | None = None,
     check: bool = True,
@@ -127,9 +125,6 @@ def write(
         Encodings of new variables, by name. Of a tree, these by path of the node.
     metadata : mapping, optional
         Stored with the commit: strings, numbers, lists and maps.
-    config : Config or mapping, optional
-        The configuration of a new repository; for an existing one, used instead of its own in this
-        write.
     on_existing : {"error", "skip", "replace"}, default "error"
         Only with `append_dim`: what to do with rows whose labels in that dimension's index
         coordinate exist already. `skip` leaves these rows out, `replace` writes them over the
@@ -207,8 +202,6 @@ def write(
     """
     how = mode, append_dim, region, encoding or {}, on_existing, sort, check, statistics
     parts = parts_of(ds, group, *how)
-    if config is not None and isinstance(location, Repository):
-        raise InvalidArgumentError("config goes with a path, URL or storage, not a Repository")
     message = _said_of(parts) if message is None else checked_message(message)
     metadata = checked_metadata({} if metadata is None else metadata)
     step = txn_of(txn)
@@ -231,7 +224,7 @@ def write(
                     raise
 
     only_there = region is not None or mode == "r+" or branch != "main"
-    return write_into(target_of(location, storage_options), config, into, make=not only_there)
+    return write_into(target_of(location, storage_options), into, make=not only_there)
 
 
 def to_session(

@@ -70,7 +70,7 @@ def test_the_same_call_twice_makes_one_commit(
 
 def test_only_what_differs_is_committed() -> None:
     storage = MemoryStorage()
-    write(days(*range(10)), storage, config={"inline-chunk-bytes": 0})
+    write(days(*range(10)), zm.create(storage, {"inline-chunk-bytes": 0}))
     ds = days(*range(10))
     ds["t"][4] = -1
     head = write(ds, storage, on_existing="replace")
