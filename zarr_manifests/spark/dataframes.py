@@ -657,8 +657,8 @@ def write_dataframe(
         variables have the names of the columns besides `dims`.
     dims : sequence of str
         The columns that are coordinates: all dimensions of the variables, in any order. Values are
-        looked up in the coordinates as they are read; cast dates and times to timestamps. For a dimension without
-        a coordinate they are positions from 0 on.
+        looked up in the coordinates as they are read; cast dates and times to timestamps. For a
+        dimension without a coordinate they are positions from 0 on.
     mode : "append", "overwrite-region" or "create", default "append"
         Whether to append cells, to overwrite existing ones, or to make new variables.
     append_dim : str, optional
