@@ -32,7 +32,6 @@ class Feed:
     spark: SparkSession
     repo: Repository
     place: Path
-    kind: str
     storage: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -54,14 +53,9 @@ class Feed:
         return str(running.id)
 
     def sink(self, frame: DataFrame, **options: Any) -> Any:
-        if self.kind == "foreach":
-            names = {name.replace("-", "_"): value for name, value in options.items()}
-            names |= {"dims": DIMS, "append_dim": "time", "storage_options": self.storage or None}
-            write = foreach_batch(self.repo.storage.url, "/", **names)
-            return frame.writeStream.foreachBatch(write)
-        sink = frame.writeStream.format("zarr_manifests").option("path", self.repo.storage.url)
-        texts = {f"storage.{name}": str(value) for name, value in self.storage.items()}
-        return sink.options(**{"dims": ",".join(DIMS), "append-dim": "time"} | texts | options)
+        how: Any = {"dims": DIMS, "append_dim": "time", "storage_options": self.storage or None}
+        write = foreach_batch(self.repo.storage.url, "/", **how, **options)
+        return frame.writeStream.foreachBatch(write)
 
     def lost(self, number: int) -> Path:
         """A copy of the checkpoint in which a batch is not noted as done."""
@@ -72,11 +66,10 @@ class Feed:
         return copy
 
 
-@pytest.fixture(params=["format", "foreach"])
-def feed(request: Any, tmp_path: Path, spark: SparkSession) -> Feed:
-    register(spark)
+@pytest.fixture
+def feed(tmp_path: Path, spark: SparkSession) -> Feed:
     (tmp_path / "in").mkdir()
-    return Feed(spark, made(tmp_path / "repo"), tmp_path, request.param)
+    return Feed(spark, made(tmp_path / "repo"), tmp_path)
 
 
 @pytest.mark.smoke
@@ -119,8 +112,8 @@ def test_late_and_partial_rows_complete_what_is_there(feed: Feed) -> None:
 
 def test_a_name_of_its_own_outlives_the_checkpoint(feed: Feed) -> None:
     feed.put(hours(6, 4), 0)
-    feed.run(**{"txn-app-id": "hourly"})
-    feed.run(feed.place / "another", **{"txn-app-id": "hourly"})
+    feed.run(txn_app_id="hourly")
+    feed.run(feed.place / "another", txn_app_id="hourly")
     assert feed.repo.txn_versions() == {"hourly": 0}
     xr.testing.assert_equal(found(feed.repo), hours(6))
 
@@ -129,10 +122,9 @@ def test_an_object_store_fails_under_a_stream(
     small_store: SmallStore, tmp_path: Path, spark: SparkSession
 ) -> None:
     """What has lost its answer is found; a stream that a refusal has stopped goes on later."""
-    register(spark)
     storage = {"endpoint": small_store.endpoint, "allow_http": True, "anonymous": True}
     repo = made(from_url("s3://bucket/winds", **storage))
-    feed = Feed(spark, repo, tmp_path, "format", storage)
+    feed = Feed(spark, repo, tmp_path, storage)
     feed.put(hours(6, 4), 0)
     feed.put(hours(9, 6), 1)
 
@@ -172,9 +164,10 @@ def test_a_stream_of_changes_fills_another_repository(tmp_path: Path, spark: Spa
     frame = frame.option("max-commits-per-trigger", 1).load(source.storage.url)
     with source.transaction(message="nothing that has rows") as store:
         zarr.create_group(store, path="notes")
-    writer = frame.writeStream.format("zarr_manifests").option("path", sink.storage.url)
-    writer = writer.options(**{"dims": ",".join(DIMS), "append-dim": "time"})
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    write = foreach_batch(sink, "/", dims=DIMS, append_dim="time")
+    writer = frame.writeStream.foreachBatch(write).option(
+        "checkpointLocation", str(tmp_path / "checkpoint")
+    )
     writer.trigger(availableNow=True).start().awaitTermination()
     zm.write(hours(7, 4), source, append_dim="time", message="more")
     writer.trigger(availableNow=True).start().awaitTermination()

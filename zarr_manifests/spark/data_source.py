@@ -17,7 +17,6 @@ cells by bin, and writes one bin after the other. Invariants:
 - Only `commit` commits, once; `abort` deletes nothing.
 - No snapshot refers to what is spooled, so the next collection that is due removes it.
 - Memory is bounded by `write.buffer-bytes`: beyond that, cells are spooled again, by bin.
-- A batch of a stream is a transaction of its query, so it lands once however often it comes.
 
 The options of the data source, from the text that Spark passes on to arguments of Python
 -----------------------------------------------------------------------------------------
@@ -37,16 +36,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyarrow import feather
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -61,10 +58,8 @@ from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
 from zarr_manifests.spark.dataframes import (
-    QUERY_ID,
     WriteOptions,
     WriteReport,
-    batch_txn,
     plan_write,
     write_rows,
 )
@@ -79,8 +74,6 @@ from zarr_manifests.texts import hyphened, known_as, shown
 type _Options = Mapping[str, Callable[[str], Any]]
 """What makes an argument of an option's text, or raises `ValueError` with what it expects."""
 
-# Spark gives a stream's own options to its sink, too.
-_CHECKPOINT: Final = "checkpointlocation"
 _STORAGE: Final = "storage."
 
 
@@ -270,8 +263,7 @@ def write_options(given: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     >>> write_options({"path": "winds", "dims": "time,lat", "append-dim": "time"})
     ('winds', {'dims': ['time', 'lat'], 'append_dim': 'time'})
     """
-    known = {name: value for name, value in given.items() if name.lower() != _CHECKPOINT}
-    location, arguments, names = _parsed(known)
+    location, arguments, names = _parsed(given)
     reads = [name for name in names if name in {**_READ, **CHANGES, **STREAM}]
     if reads:
         raise InvalidArgumentError(
@@ -447,7 +439,7 @@ class ManifestsDataSource(DataSource):
         return ChangeStream(repository, job, StreamOptions(**stream))
 
     @briefly()
-    def writer(self, schema: StructType, overwrite: bool) -> _BatchSink:
+    def writer(self, schema: StructType, overwrite: bool) -> Sink:
         """The tasks of a write, and its commit.
 
         Raises
@@ -460,33 +452,23 @@ class ManifestsDataSource(DataSource):
             # As everywhere in Spark: what has no row is not there afterwards.
             arguments.pop("append_dim", None)  # of a view that rows are appended to, too
             arguments = {"mode": "overwrite-region", "region": {}} | arguments
-        sink = _BatchSink.of(location, arguments, schema, self.facts)
+        repository = _opened(location, arguments)
+        check_shared(repository.storage)
+        if "dims" not in arguments:
+            raise InvalidArgumentError(
+                "the option dims is missing: name the columns that locate the cell of a row"
+            )
+        arguments = {"target": arguments.pop("group", "/")} | arguments
+        sink = Sink(
+            repository=repository,
+            columns=to_arrow_schema(schema, timezone="UTC"),
+            options=WriteOptions(**arguments, max_tasks=1, time_zone=self.facts.time_zone),
+        )
         sink.options.txn()
         # What can be tried before there are rows; nothing is written.
         with sink.repository.writable_session(sink.options.branch) as session:
             plan_write(session, sink.options, sink)
         return sink
-
-    @briefly()
-    def streamWriter(self, schema: StructType, overwrite: bool) -> _StreamSink:  # noqa: N802
-        """The tasks of a batch of a stream, and its commit.
-
-        Raises
-        ------
-        ManifestsError
-            As for `writer`; also if each batch would replace the ones before.
-        """
-        if overwrite:
-            raise InvalidArgumentError(
-                "a stream adds the rows of each batch: use the output mode append or update"
-            )
-        location, arguments = write_options(self.options)
-        if "txn_version" in arguments:
-            raise InvalidArgumentError(
-                "a stream numbers its batches itself: leave out the option txn-version"
-            )
-        # What an earlier batch has brought stays, where this one has no row.
-        return _StreamSink.of(location, {"missing": "keep"} | arguments, schema, self.facts)
 
 
 def _opened(location: str, arguments: dict[str, Any]) -> Repository:
@@ -499,8 +481,8 @@ def _opened(location: str, arguments: dict[str, Any]) -> Repository:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sink:
-    """What is written to, and how; it can be pickled.
+class Sink(DataSourceArrowWriter):
+    """Writes the rows of a DataFrame in one commit; it can be pickled.
 
     Parameters
     ----------
@@ -519,36 +501,9 @@ class Sink:
     options: WriteOptions
     spooled: Sequence[Spooled] = ()
 
-    @classmethod
-    def of(
-        cls, location: str, arguments: dict[str, Any], schema: StructType, facts: SparkFacts
-    ) -> Self:
-        """What options of a write ask for; times of its region are in the session's zone.
-
-        Raises
-        ------
-        ManifestsError
-            As for `zarr_manifests.spark.write_dataframe`, as far as rows need not be known.
-        """
-        repository = _opened(location, arguments)
-        check_shared(repository.storage)
-        if "dims" not in arguments:
-            raise InvalidArgumentError(
-                "the option dims is missing: name the columns that locate the cell of a row"
-            )
-        arguments = {"target": arguments.pop("group", "/")} | arguments
-        options = WriteOptions(**arguments, max_tasks=1, time_zone=facts.time_zone)
-        return cls(
-            repository=repository,
-            columns=to_arrow_schema(schema, timezone="UTC"),
-            options=options,
-        )
-
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Spooled:
         """Spool the rows of a task."""
-        context = TaskContext.get()
-        query_id = None if context is None else context.getLocalProperty(QUERY_ID)
-        spooled = Spooled(self.fork(), query_id=query_id)
+        spooled = Spooled(self.fork())
         name = self.options.append_dim
         for batch in iterator:
             if not batch.num_rows:
@@ -567,22 +522,14 @@ class Sink:
         with self.repository.writable_session(self.options.branch) as session:
             return session.fork()
 
-    def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
-        """Commit the rows of all tasks; those of a batch of a stream, unless they are there.
-
-        Spark makes a sink anew for each batch, which then knows only its number. So tasks report
-        which query they run for.
-        """
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Commit the rows of all tasks."""
         spooled = [message for message in messages if isinstance(message, Spooled)]
-        query_id = next((one.query_id for one in spooled if one.query_id), None)
-        options = self.options
-        txn = batch_txn(options.txn_app_id, query_id, *batch) if batch else options.txn()
-        self.land(spooled, txn)
+        self.land(spooled, self.options.txn())
 
-    def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Leave what tasks have spooled to the next collection; a commit may have landed."""
-        which = f"batch {batch[0]} of a stream" if batch else "a write"
-        _LOG.warning("%s to %s has failed", which, self.repository.storage.url)
+        _LOG.warning("a write to %s has failed", self.repository.storage.url)
 
     def land(self, spooled: Sequence[Spooled], txn: Txn | None) -> WriteReport:
         """Write the rows to chunks and commit them, on top of what others have committed."""
@@ -645,14 +592,11 @@ class Spooled(WriterCommitMessage):
         The names of the pieces.
     labels : mapping of str to Array
         Distinct values of the column that is appended along.
-    query_id : str, optional
-        The streaming query that the task ran for.
     """
 
     fork: Fork
     pieces: list[str] = field(default_factory=list)
     labels: dict[str, pa.Array] = field(default_factory=dict)
-    query_id: str | None = None
 
     def put(self, data: bytes) -> str:
         """Store a piece; its name."""
@@ -672,14 +616,3 @@ class Spooled(WriterCommitMessage):
         found = self.fork.store.get_sync(name)
         assert found is not None
         return found.to_bytes()
-
-
-# --- Spark's writers -------------------------------------------------------------------------
-
-
-class _BatchSink(Sink, DataSourceArrowWriter):
-    """Writes the rows of a DataFrame in one commit."""
-
-
-class _StreamSink(Sink, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream, each in one commit and once."""

@@ -17,7 +17,6 @@ from on_cluster.answers import DriverDied, JobError
 
 pytestmark = pytest.mark.cluster
 WRITES = ["write_dataframe", "save"]
-STREAMS = ["foreach_batch", "format"]
 SWAP = {"where": "driver", "op": "cas", "key": "current"}
 
 
@@ -53,16 +52,15 @@ def test_two_drivers_on_one_checkpoint(three: Any, tmp_path: Path) -> None:
     made(url)
     put_file(hours(6, 4), files, 0)
     asked = {"url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
-    query_id = cluster.run("stream", how="format", **asked)
+    query_id = cluster.run("stream", **asked)
     for number in range(1, 5):
         put_file(hours(6 + number, 5 + number), files, number)
     copy = shutil.copytree(tmp_path / "c", tmp_path / "copy")
     own = [asked, asked, asked | {"checkpoint": str(copy)}]
-    hows = ["format", "foreach_batch", "format"]
 
     def run(number: int) -> str:
         try:
-            return str(three[number].run("stream", how=hows[number], **own[number]))
+            return str(three[number].run("stream", **own[number]))
         except JobError as error:
             return str(error)
 
@@ -71,7 +69,7 @@ def test_two_drivers_on_one_checkpoint(three: Any, tmp_path: Path) -> None:
     # Spark may notice that two drivers write one log; this package has nothing to object.
     assert query_id in ids
     assert not [each for each in ids if "zarr_manifests.errors" in each]
-    cluster.run("stream", how="format", **asked)
+    cluster.run("stream", **asked)
     repo = zm.open(url)
     assert repo.txn_versions() == {f"spark:{query_id}": 4}
     assert len(list(repo.ancestry())) == 2 + 5
@@ -79,15 +77,15 @@ def test_two_drivers_on_one_checkpoint(three: Any, tmp_path: Path) -> None:
     xr.testing.assert_equal(found(repo), hours(10))
 
 
-@pytest.mark.parametrize(("how", "after"), [("foreach_batch", False), ("format", True)])
+@pytest.mark.parametrize("after", [False, True])
 def test_the_driver_is_killed_at_the_commit_of_a_batch(
-    how: str, after: bool, victim: Any, cluster: Any, tmp_path: Path
+    after: bool, victim: Any, cluster: Any, tmp_path: Path
 ) -> None:
     url, files = str(tmp_path / "repo"), tmp_path / "in"
     made(url)
     for number in range(3):
         put_file(hours(6 + 2 * number, 4 + 2 * number), files, number)
-    asked = {"how": how, "url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
+    asked = {"url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
     # The second batch dies.
     kill = SWAP | {"what": "kill driver", "after": after, "skip": 1, "tickets": str(tmp_path / "t")}
     with pytest.raises(DriverDied):
@@ -102,17 +100,14 @@ def test_the_driver_is_killed_at_the_commit_of_a_batch(
     xr.testing.assert_equal(found(repo), hours(10))
 
 
-@pytest.mark.parametrize("how", STREAMS)
-def test_tasks_of_a_stream_fail_and_its_executor_is_killed(
-    how: str, cluster: Any, tmp_path: Path
-) -> None:
+def test_tasks_of_a_stream_fail_and_its_executor_is_killed(cluster: Any, tmp_path: Path) -> None:
     url, files = str(tmp_path / "repo"), tmp_path / "in"
     made(url)
     put_file(hours(6, 4), files, 0)
     put_file(hours(9, 6), files, 1)
     fails = {"what": "fail", "tickets": str(tmp_path / "fails")}
     kills = {"what": "kill executor", "tickets": str(tmp_path / "kills"), "skip": 2}
-    asked = {"how": how, "url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
+    asked = {"url": url, "files": str(files), "checkpoint": str(tmp_path / "c")}
     cluster.run("stream", **asked, troubles=[fails, kills])
     assert len(list(zm.open(url).ancestry())) == 4
     assert landed(url, "first hours") == 1

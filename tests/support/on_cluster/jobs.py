@@ -33,12 +33,7 @@ class TroubledDataSource(ManifestsDataSource):
         return "troubled"
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        return self._troubled(super().writer(schema, overwrite))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        return self._troubled(super().streamWriter(schema, overwrite))
-
-    def _troubled(self, sink: Any) -> Any:
+        sink: Any = super().writer(schema, overwrite)
         storage = storage_at(sink.repository.storage.url, self._troubles)
         return replace(sink, repository=zm.open(storage))
 
@@ -80,7 +75,6 @@ def _columns() -> Sequence[str]:
 
 def stream(
     spark: SparkSession,
-    how: str,
     url: str,
     files: str,
     checkpoint: str,
@@ -88,14 +82,9 @@ def stream(
 ) -> str:
     """Write the files that are there, one a batch; the id of the query."""
     frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(files)
-    if how == "foreach_batch":
-        storage = storage_at(url, troubles)
-        writer = frame.writeStream.foreachBatch(
-            foreach_batch(storage, "/", dims=DIMS, append_dim="time")
-        )
-    else:
-        writer = frame.writeStream.format("troubled").option("path", url).options(**_OPTIONS)
-        writer = writer.options(troubles=json.dumps(list(troubles)), message="a batch")
+    storage = storage_at(url, troubles)
+    write = foreach_batch(storage, "/", dims=DIMS, append_dim="time")
+    writer = frame.writeStream.foreachBatch(write)
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     return str(query.id)
