@@ -92,7 +92,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     [
         ("w", NotFoundError, "no variable 'w' in group /air; there are: U, "),
         (None, InvalidArgumentError, "same dimensions"),
-        (["u", "U"], InvalidArgumentError, "'u' and 'U' are the same to Spark"),
         ("nameless", InvalidArgumentError, "'nameless' in group /air have no"),
         ("square", InvalidArgumentError, r"have a name twice \(x, x\)"),
         ("odd", InvalidArgumentError, "'odd' has values of type"),

@@ -310,12 +310,9 @@ def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractC
     >>> zarr.config.get("async.concurrency")
     10
     """
-    if type(concurrency) is not int or concurrency < 1:
-        raise InvalidArgumentError(
-            f"concurrency must be an integer of at least 1, not {concurrency!r}"
-        )
-    if threads is not None and (type(threads) is not int or threads < 1):
-        raise InvalidArgumentError(f"threads must be an integer of at least 1, not {threads!r}")
+    for name, value in (("concurrency", concurrency), ("threads", threads)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise InvalidArgumentError(f"{name} must be an integer of at least 1, not {value!r}")
     options: dict[str, Any] = {"codec_pipeline.path": _BULK, "async.concurrency": concurrency}
     if threads is not None:
         options["codec_pipeline.max_workers"] = threads

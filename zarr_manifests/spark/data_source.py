@@ -84,13 +84,8 @@ def _text(value: str) -> str:
 
 
 def _names(value: str) -> list[str]:
-    """Names apart from each other by commas, or a JSON list of names."""
-    if not value.lstrip().startswith("["):
-        return [_text(name) for name in value.split(",")]
-    names = _json(value)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError('expected names, as in ["u", "v"]')
-    return list(names)
+    """Names apart from each other by commas."""
+    return [_text(name) for name in value.split(",")]
 
 
 def _json(value: str) -> Any:
@@ -100,22 +95,10 @@ def _json(value: str) -> Any:
         raise ValueError(f"it is not JSON ({error})") from error
 
 
-def _ranges(value: str) -> dict[str, Any]:
-    """By column, a value, `[lo, hi]`, or a list of such ranges and of values."""
+def _region(value: str) -> dict[str, Any]:
+    """By column, a closed range `[lo, hi]` of labels, or one label."""
     given = _object('{"lat": [-30, 30]}')(value)
-    return {dimension: _range(range_) for dimension, range_ in given.items()}
-
-
-def _range(given: Any) -> Any:
-    """A list of two, which JSON has no other name for, is a pair."""
-    if isinstance(given, list) and len(given) == 2 and not any(isinstance(g, list) for g in given):
-        return tuple(given)
-    return given
-
-
-def _where(value: str) -> Any:
-    """Comparisons as text, or a JSON object of ranges by column."""
-    return _ranges(value) if value.lstrip().startswith("{") else _text(value)
+    return {dim: tuple(ends) if isinstance(ends, list) else ends for dim, ends in given.items()}
 
 
 def _object(example: str) -> Callable[[str], dict[str, Any]]:
@@ -174,7 +157,7 @@ _EITHER: Final[_Options] = {
 }
 _READ: Final[_Options] = {
     "version": _text,
-    "where": _where,
+    "where": _text,
     "decode-times": _flag,
     "target-rows": _count,
     "max-tasks": _count,
@@ -192,7 +175,7 @@ STREAM: Final[_Options] = {
 _WRITE: Final[_Options] = {
     "dims": _names,
     "append-dim": _text,
-    "region": _ranges,
+    "region": _region,
     "missing": _one_of("fill", "keep", "error"),
     "tolerance": _object('{"lat": 1e-6}'),
     "statistics": _flag,
@@ -334,8 +317,7 @@ def register(spark: SparkSession) -> None:
     Afterwards `spark.read.format("zarr_manifests").option(...).load(url)` and
     `CREATE TEMPORARY VIEW v USING zarr_manifests OPTIONS (path 'url', ...)` read repositories, and
     `df.write.format("zarr_manifests").mode("append").option(...).save(url)` writes to them.
-    `spark.sql.session.timeZone` and `spark.sql.caseSensitive` count as they are now; register again
-    after you change them.
+    `spark.sql.session.timeZone` counts as it is now; register again after you change it.
 
     The first query through a data source is slow, since Spark starts processes to plan it. In
     Python, prefer `read`, which is also faster afterwards.

@@ -180,14 +180,11 @@ class SparkFacts(Struct, frozen=True, kw_only=True):
     ----------
     parallelism : int, default 1
         Number of tasks that can run at once.
-    case_sensitive : bool, default False
-        Whether names of columns that differ only in case are different.
     time_zone : str, default "UTC"
         The time zone of times without one.
     """
 
     parallelism: int = 1
-    case_sensitive: bool = False
     time_zone: str = "UTC"
 
     @classmethod
@@ -200,7 +197,6 @@ class SparkFacts(Struct, frozen=True, kw_only=True):
             parallelism = int(told) if told else _CONNECT_PARALLELISM
         return cls(
             parallelism=parallelism,
-            case_sensitive=spark.conf.get("spark.sql.caseSensitive") == "true",
             time_zone=spark.conf.get("spark.sql.session.timeZone") or "UTC",
         )
 
@@ -478,12 +474,6 @@ class Job(Struct, frozen=True, kw_only=True):
             fields.add(column.name, from_arrow_type(column.arrow), metadata=dict(column.metadata))
         return fields
 
-    @property
-    def grid(self) -> Box:
-        """The chunks of whole variables; where these differ, the larger ones."""
-        chunk_shape = [axis.chunk for axis in self.scan.axes]
-        return Box((0,) * len(self.shape), grid_shape(self.shape, chunk_shape))
-
     def chunks(self) -> IndexArray:
         """The boxes of chunks (int64[n, 2, ndim]) of the grid that tasks read, disjoint."""
         chunk = np.array([axis.chunk for axis in self.scan.axes], np.int64)
@@ -494,7 +484,10 @@ class Job(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """What is read, as plans show it: the place and version, the condition, how much."""
         where = f" where {self.where.sql[:500]}" if self.where else ""
-        total, in_range = self.grid.size, math.prod(len(axis.chunks) for axis in self.scan.axes)
+        # Where the variables have different chunks, the larger ones.
+        axes = self.scan.axes
+        total = math.prod(grid_shape(self.shape, [axis.chunk for axis in axes]))
+        in_range = math.prod(len(axis.chunks) for axis in axes)
         told = (
             f"{chunks_in(self.chunks()):,} of {total:,} chunks, {total - in_range:,} out of range"
         )

@@ -198,8 +198,6 @@ def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, 
         raise InvalidArgumentError(
             f"group {source.group} {what}; name what to read with variables=[...]"
         )
-    if len(set(names)) != len(names):
-        raise InvalidArgumentError(f"variables are named twice: {', '.join(names)}")
     for name in names:
         source.array(name)
     return tuple(names)
@@ -245,7 +243,7 @@ def _axes(
 
 
 def _checked(where: Where, source: Source, columns: Sequence[Column], facts: SparkFacts) -> Where:
-    """The where with the columns' own names, and times as Spark has them.
+    """The where with times as Spark has them.
 
     Raises
     ------
@@ -253,10 +251,6 @@ def _checked(where: Where, source: Source, columns: Sequence[Column], facts: Spa
         If there is no such column, or it cannot be compared so.
     """
     known = {column.name: column for column in columns}
-    # Spark finds a column in any case, unless it tells cases apart.
-    lower = {} if facts.case_sensitive else {name.lower(): name for name in known}
-    given = where.columns
-    where = where.named({n: n if n in known else lower.get(n.lower(), n) for n in given})
     found = []
     for each in where.comparisons:
         column = known.get(each.column)

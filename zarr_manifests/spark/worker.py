@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import count
@@ -33,10 +33,8 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.skipping import comparable, matching_cells
 from zarr_manifests.planning.where import zone_of
-from zarr_manifests.session import Session
-from zarr_manifests.spark.job import Containers, Job, to_arrow
+from zarr_manifests.spark.job import Job, to_arrow
 from zarr_manifests.spark.source import Source, place_in
-from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import place_of
 
 BATCH_ROWS: Final = 64 * 1024
@@ -49,7 +47,8 @@ BLOCK_CHUNKS: Final = 64 * 1024
 _KEPT: Final = 16
 # Reading a box by itself costs about as much as passing over so many cells.
 _SKIPPED_CELLS: Final = 256 * 1024
-_opened: dict[Hashable, Any] = {}
+_opened: Final[dict[Hashable, tuple[Source, dict[str, pa.Array]]]] = {}
+"""What is open, the least recent first."""
 
 
 def run_arrow(
@@ -333,41 +332,30 @@ def _due(
 
 
 def _open(job: Job) -> tuple[Source, dict[str, pa.Array]]:
-    """The job's group and its coordinates as columns, opened on first use."""
+    """The job's group and its coordinates as columns, kept open for later tasks."""
     null = job.options.nan != "keep"
 
-    def open_source() -> tuple[Source, dict[str, pa.Array]]:
-        session = opened(job.storage, job.snapshot_id, job.containers)
-        source = Source(session, job.group, decode_times=job.options.decode_times)
+    # Containers decide what a job may read elsewhere.
+    place = (place_of(job.storage), job.containers, job.snapshot_id)
+    key = (*place, job.group, job.options.decode_times, null)
+    found = _opened.pop(key, None)
+    if found is None:
+        containers = dict(job.containers)
+        repository = repositories.open(job.storage, virtual_containers=containers)
+        session = repository.readonly_session(job.snapshot_id)
+        found = Source(session, job.group, decode_times=job.options.decode_times), {}
         # Everything imported and opened so far lives as long as the worker.
         if not gc.get_freeze_count():
             gc.freeze()
-        return source, {}
-
-    place = (place_of(job.storage), job.containers, job.snapshot_id)
-    source, columns = _kept((*place, job.group, job.options.decode_times, null), open_source)
+    _opened[key] = found
+    while len(_opened) > _KEPT:
+        del _opened[next(iter(_opened))]
+    source, columns = found
     for each in job.dimensions:
         values = source.coordinate(each.name)
         if each.name not in columns and values is not None:
             columns[each.name] = to_arrow(values, each, nan_is_null=null)
     return source, columns
-
-
-def opened(storage: Storage, snapshot_id: str, containers: Containers = ()) -> Session:
-    """A snapshot of a repository, which the worker keeps open for later tasks."""
-    # Containers decide what a job may read elsewhere.
-    place = (place_of(storage), containers, snapshot_id)
-    there = partial(repositories.open, storage, virtual_containers=dict(containers))
-    return _kept(place, lambda: there().readonly_session(snapshot_id))
-
-
-def _kept[V](place: Hashable, make: Callable[[], V]) -> V:
-    """What was opened before, or is opened now; the least recent is forgotten."""
-    found: V = _opened.pop(place) if place in _opened else make()
-    _opened[place] = found
-    while len(_opened) > _KEPT:
-        del _opened[next(iter(_opened))]
-    return found
 
 
 @contextmanager

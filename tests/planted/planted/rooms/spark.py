@@ -50,8 +50,8 @@ FAULTS = [
     Fault(
         "a-task-reads-elsewhere-with-the-containers-of-another-job",
         "spark/worker.py",
-        "place = (place_of(storage), containers, snapshot_id)",
-        "place = (place_of(storage), (), snapshot_id)",
+        "place = (place_of(job.storage), job.containers, job.snapshot_id)",
+        "place = (place_of(job.storage), (), job.snapshot_id)",
     ),
     Fault(
         "late-tasks-renew-no-lease",
