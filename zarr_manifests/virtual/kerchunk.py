@@ -22,7 +22,7 @@ Invariants:
   either, by what its footer states, which stops accidents, and not who writes a false one.
 """
 # Paths are plain strings here, as in references.py:
-# ruff: noqa: PTH112
+# ruff: noqa: PTH112, PTH117
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -41,17 +42,18 @@ from zarr_manifests.errors import (
     NotFoundError,
     ObjectNotFoundError,
     UnsupportedFormatError,
+    VirtualContainerError,
 )
+from zarr_manifests.format.chunk_table import Column
 from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
 from zarr_manifests.ondemand import need
 from zarr_manifests.progress import counted
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.protocol import Version
-from zarr_manifests.storage.url import refuse_options, storage_of
+from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
 from zarr_manifests.virtual.containers import WEB, Containers, location_of, parse_location, url_at
 from zarr_manifests.virtual.references import (
     MAX_BYTES,
-    Files,
     Listing,
     References,
     check_bound,
@@ -59,7 +61,9 @@ from zarr_manifests.virtual.references import (
     in_bucket,
     in_folder,
     read_file,
+    without_consolidated,
 )
+from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 _MOST: Final = 2**62
 _NONE: Final = (None, 0, 0)
@@ -111,24 +115,29 @@ def read_kerchunk(
     check_bound("max_bytes", max_bytes)
     if remote_protocol is not None:
         url_at(*parse_location(f"{remote_protocol}://name"))  # says if there is no such scheme
-    files = Files(containers, remote_protocol)
     if not isinstance(given, Mapping):
         url = location_of(given)
         folder = _folder(url, max_bytes, storage_options)
         if folder is not None:
-            return _referred(_parquet(folder), {}, files)
+            return _referred(_parquet(folder), {}, containers, remote_protocol)
         given = _loaded(read_file(url, max_bytes, storage_options), url)
     refs, texts = _parts(given)
-    return _referred(counted("reading references", refs.items()), texts, files)
+    counting = counted("reading references", refs.items())
+    return _referred(counting, texts, containers, remote_protocol)
 
 
 def _referred(
-    refs: Iterable[tuple[str, Any]], texts: Mapping[str, str], files: Files
+    refs: Iterable[tuple[str, Any]],
+    texts: Mapping[str, str],
+    containers: Containers,
+    remote_protocol: str | None,
 ) -> References:
     """What kerchunk says of each key, in columns."""
     values: dict[str, bytes] = {}
     keys: list[str] = []
     rows = array("q")
+    files: dict[str, int] = {}
+    known: dict[str, int] = {}
     for key, ref in refs:
         if type(ref) not in (list, tuple):
             values[key] = _value(key, ref)
@@ -137,9 +146,51 @@ def _referred(
         whole = type(first) is type(nbytes) is int and -1 <= nbytes < _MOST and 0 <= first < _MOST
         if type(url) is not str or not whole or (nbytes < 0 and len(ref) == 3):
             raise _malformed(key)
+        number = known.get(url)
+        if number is None:
+            location = _location(key, _filled(url, texts), remote_protocol)
+            number = known[url] = files.setdefault(location, len(files))
         keys.append(key)
-        rows.extend((files.number(key, _filled(url, texts)), first, nbytes))
-    return files.references(values, keys, *np.array(rows, np.int64).reshape(-1, 3).T)
+        rows.extend((number, first, nbytes))
+    names = "".join((*values, *keys))
+    if names.encode(errors="replace").decode() != names:
+        raise InvalidArgumentError("a key of the references is not valid Unicode text")
+    source, offset, length = np.array(rows, np.int64).reshape(-1, 3).T
+    urls = tuple(files)
+    modified, sizes = _versions(containers, urls)
+    if len(source):
+        length = np.where(length < 0, sizes[source], length)
+    if (length < 0).any():
+        raise VirtualContainerError(
+            f"a chunk is the whole file {urls[source[np.argmin(length)]]}, whose size is not known:"
+            " open the repository with a container that holds it"
+        )
+    kept = without_consolidated(values)
+    return References(kept, tuple(keys), urls, source, offset, length, modified, sizes)
+
+
+def _location(key: str, given: str, remote_protocol: str | None) -> str:
+    """The URL of a file that a reference names by its URL or absolute path."""
+    place = given if "://" in given or not remote_protocol else f"{remote_protocol}://{given}"
+    if "://" not in place and not os.path.isabs(given):
+        refuse_slipped(given)
+        raise InvalidArgumentError(
+            f"{key[:200]!r} refers to {given[:80]!r}, a relative path: references do not say what "
+            "it is relative to. Make the paths in them absolute, or file:// URLs"
+        )
+    return location_of(place)
+
+
+def _versions(containers: Containers, urls: Sequence[str]) -> tuple[Column, Column]:
+    """Times of modification and sizes of files; -1 for those below no container."""
+    modified, sizes = np.full(len(urls), -1), np.full(len(urls), -1)
+    reader = VirtualReader(containers)
+    for i, url in enumerate(urls):
+        with suppress(VirtualContainerError):
+            version = reader.version(url)
+            modified[i] = -1 if version.modified_ms is None else version.modified_ms
+            sizes[i] = version.nbytes or 0  # no bytes at all answer no range
+    return modified, sizes
 
 
 def _value(key: str, ref: object) -> bytes:

@@ -7,7 +7,7 @@ Invariant: nothing is skipped silently, since an absent chunk reads as fill valu
 is an error.
 """
 # Paths are plain strings here, as what a scan of a folder gives:
-# ruff: noqa: PTH112, PTH113, PTH117, PTH118
+# ruff: noqa: PTH112, PTH113, PTH118
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import errno
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -31,7 +31,6 @@ from zarr_manifests.errors import (
     NotFoundError,
     StorageError,
     UnsupportedFormatError,
-    VirtualContainerError,
 )
 from zarr_manifests.format.chunk_table import Column
 from zarr_manifests.keys import directory, join, split
@@ -41,16 +40,14 @@ from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.disk import open_inside, open_regular
 from zarr_manifests.storage.object_store import ObjectStorage, own_storage
 from zarr_manifests.storage.protocol import Version
-from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
+from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.containers import (
     REMOTE,
-    Containers,
     VirtualLocation,
     location_of,
     parse_location,
     url_at,
 )
-from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 MAX_BYTES: Final = 1 << 30
 """The most bytes that an import reads at once, unless it is told otherwise."""
@@ -144,87 +141,7 @@ def check_bytes(what: str, nbytes: int, max_bytes: int) -> None:
         )
 
 
-class Files:
-    """The files that references refer to, without duplicates.
-
-    Parameters
-    ----------
-    containers : Containers
-        Places whose files may be inspected; nothing is known of other files.
-    remote_protocol : str, optional
-        The scheme of locations without one, such as `s3`.
-    """
-
-    def __init__(self, containers: Containers, remote_protocol: str | None = None) -> None:
-        self._containers, self._protocol = containers, remote_protocol
-        self._given: dict[str, int] = {}
-        self._numbers: dict[str, int] = {}
-
-    def number(self, key: str, given: str) -> int:
-        """Return the number of the file at a URL or absolute path.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If it is malformed, or a relative path.
-        UnsupportedStorageError
-            If the scheme is not supported.
-        """
-        number = self._given.get(given)
-        if number is None:
-            place = given if "://" in given or not self._protocol else f"{self._protocol}://{given}"
-            if "://" not in place and not os.path.isabs(given):
-                refuse_slipped(given)
-                raise InvalidArgumentError(
-                    f"{key[:200]!r} refers to {given[:80]!r}, a relative path: references do not "
-                    "say what it is relative to. Make the paths in them absolute, or file:// URLs"
-                )
-            location = location_of(place)
-            number = self._given[given] = self._numbers.setdefault(location, len(self._numbers))
-        return number
-
-    def references(
-        self,
-        values: Mapping[str, bytes],
-        keys: Sequence[str],
-        source: Column,
-        offset: Column,
-        length: Column,
-    ) -> References:
-        """Build references to the files; a length of -1 stands for the whole file.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If a key is not valid Unicode text.
-        VirtualContainerError
-            If a whole file is below no container, so that its size is unknown.
-        """
-        urls = tuple(self._numbers)
-        modified, sizes = np.full(len(urls), -1), np.full(len(urls), -1)
-        names = "".join((*values, *keys))
-        if names.encode(errors="replace").decode() != names:
-            raise InvalidArgumentError("a key of the references is not valid Unicode text")
-        reader = VirtualReader(self._containers)
-        for i, url in enumerate(urls):
-            try:
-                version = reader.version(url)
-            except VirtualContainerError:  # not inspected, so nothing is known of it
-                continue
-            modified[i] = -1 if version.modified_ms is None else version.modified_ms
-            sizes[i] = version.nbytes or 0  # no bytes at all answer no range
-        length = np.where(length < 0, sizes[source], length) if len(source) else length
-        if (length < 0).any():
-            url = urls[int(source[int(np.flatnonzero(length < 0)[0])])]
-            raise VirtualContainerError(
-                f"a chunk is the whole file {url}, whose size is not known: open the repository "
-                "with a container that holds it"
-            )
-        kept = _without_consolidated(values)
-        return References(kept, tuple(keys), urls, source, offset, length, modified, sizes)
-
-
-def _without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
+def without_consolidated(values: Mapping[str, bytes]) -> dict[str, bytes]:
     """The entries without consolidated metadata, which only repeats other documents.
 
     A repository does not offer it, since the next commit would make it outdated.
@@ -298,7 +215,7 @@ def list_zarr(
     keys = tuple(key for key in place.files if key not in values)
     sizes, times = np.array([place.files[key] for key in keys], np.int64).reshape(-1, 2).T
     return place.name, References(
-        _without_consolidated(values),
+        without_consolidated(values),
         keys,
         tuple(map(place.url_of, keys)),
         np.arange(len(keys)),
