@@ -440,22 +440,17 @@ def _icechunk_documents(source: SnapshotSource) -> Batch:
     """The documents, with the chunk keys that icechunk knows."""
     found = []
     for node in source.nodes.values():
-        if V3_DOCUMENT not in node.documents:
-            what = "is of Zarr v2" if node.documents else "is neither a group nor an array"
-            raise UnsupportedFormatError(
-                f"{absolute(node.path)} {what}, which icechunk does not take; export another "
-                "path=, or format='zarr'"
-            )
-        fields = json.loads(node.documents[V3_DOCUMENT])
-        if node.array is not None:
-            fields["chunk_key_encoding"] = {"name": "default", "configuration": {"separator": "/"}}
         try:
+            fields = json.loads(node.documents[V3_DOCUMENT])
+            if node.array is not None:
+                default = {"name": "default", "configuration": {"separator": "/"}}
+                fields["chunk_key_encoding"] = default
             document = json.dumps(fields, allow_nan=False).encode()
-        except ValueError as error:
+        except (KeyError, ValueError) as error:
             raise UnsupportedFormatError(
-                f"the metadata of {absolute(node.path)} has NaN or an infinity, which JSON does "
-                "not know and icechunk does not take; change that attribute, or export with "
-                "format='zarr'"
+                f"icechunk does not take {absolute(node.path)}: it is of Zarr v2, or neither a "
+                "group nor an array, or its metadata has NaN or an infinity. Change it, or export "
+                "another path= or format='zarr'"
             ) from error
         found.append((source.relative(join(node.path, V3_DOCUMENT)), document))
     return found

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
@@ -259,9 +258,8 @@ def _place(
     if scheme == "memory":
         return _in_memory(path, max_bytes)
     if os.path.isfile(path):
-        zipped = "a ZIP file" if zipfile.is_zipfile(path) else "a file"
         raise UnsupportedFormatError(
-            f"{root} is {zipped}, and only a folder can be imported; unpack it first "
+            f"{root} is a file, and only a folder can be imported; unpack a ZIP file first "
             "(with copy=True the folder is not needed afterwards)"
         )
     return in_folder(path, max_bytes)
