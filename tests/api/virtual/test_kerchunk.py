@@ -129,6 +129,9 @@ def test_expressions_are_refused(url: str) -> None:
         ({"version": 1, "templates": ["a"], "refs": {}}, "'templates' one to texts"),
         ({"version": 1, "templates": {"a": 1}, "refs": {}}, "'templates' one to texts"),
         ({"version": 2, "refs": {}}, "version"),
+        ({"t/.zarray": zarray([2], [1]), "t/2": ["file:///a", 0, 4]}, "1 of .* no chunk .* 't/2'"),
+        ({"t/.zarray": zarray([2], [1]), "t/x": "text"}, "no chunk of an array.*'t/x'"),
+        ({".zgroup": {"zarr_format": 2}, "readme": "text"}, "no chunk of an array.*'readme'"),
     ],
 )
 def test_references_that_are_refused(references: dict[str, Any], match: str) -> None:
