@@ -54,11 +54,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def import_references(
-    workspace: Workspace,
-    path: str,
-    references: References,
-    *,
-    copy: bool = False,
+    workspace: Workspace, path: str, references: References, *, copy: bool = False
 ) -> None:
     """Put what `references` say below `path`.
 
@@ -106,7 +102,7 @@ def import_references(
 
 
 def _fetch(workspace: Workspace, path: str, references: References, rows: Iterable[int]) -> None:
-    """Copy entries."""
+    """Copy the entries of these rows."""
     for row in rows:
         assert references.fetch is not None  # else there are none to copy
         name, data = references.keys[row], references.fetch(references.keys[row])

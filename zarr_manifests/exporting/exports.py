@@ -166,8 +166,8 @@ def _check_apart(name: str, own: str, other: str) -> None:
 
 def _exists(name: str) -> AlreadyExistsError:
     return AlreadyExistsError(
-        f"{name} exists, and an export replaces nothing: export to another place, or delete what "
-        "is there yourself, as what an export that was broken off has left in a bucket"
+        f"{name} exists, and an export replaces nothing: export to another place, or delete "
+        "yourself what is there, such as what an export that was broken off has left in a bucket"
     )
 
 
