@@ -19,10 +19,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
-from html import escape
 from itertools import groupby, product
 from typing import Any, Final
-from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
@@ -35,14 +33,14 @@ from anyio import from_thread
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 from xarray.conventions import decode_cf_variable
 
 from zarr_manifests.bulk import use_bulk
 from zarr_manifests.bulk.bounded import index_bytes, unbounded
 from zarr_manifests.decoding import decoded_by, readable
-from zarr_manifests.engine.overlay import OPAQUE, SessionView
+from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
@@ -61,16 +59,14 @@ from zarr_manifests.keys import (
     DOCUMENTS,
     V2_GROUP,
     V3_DOCUMENT,
-    ChunkKeys,
     absolute,
-    check_inside,
     directory,
     split,
 )
 from zarr_manifests.repository import Repository, containers_of, resolved
 from zarr_manifests.runtime import ForkSafeLock, quiet
 from zarr_manifests.selecting import chosen_axes
-from zarr_manifests.session import Session, estimate_of
+from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
 
 PIECE_BYTES: Final = 8 * 1024**2
@@ -83,7 +79,6 @@ _DOCUMENTS: Final = 4
 _CHECKED: Final = 4096
 _JSON: Final = frozenset([*DOCUMENTS, V2_CONSOLIDATED])
 _FOREVER: Final = "max-age=31536000, immutable"
-_FOLDER_POLICY: Final = "default-src 'none'; base-uri 'self'; frame-ancestors 'none'"
 _RANGE: Final = re.compile(
     r"bytes[ \t]*=[ \t]*([0-9]{0,18})-([0-9]{0,18})[ \t]*", re.ASCII | re.IGNORECASE
 )
@@ -95,11 +90,6 @@ _FEW_BYTES: Final = 64 * 1024
 """A value of so few bytes does not count."""
 _OPEN_SNAPSHOTS: Final = 16
 _TIME: Final = re.compile(r"(@\{[^{}]*\})")
-
-_MOST_LISTED: Final = 100_000
-_UNSAFE: Final = re.compile(
-    r"""[%"'<>&?#\\\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"""
-)
 
 
 def version_of(text: str) -> str:
@@ -287,9 +277,9 @@ def _etag(ref: ChunkRef) -> str | None:
 
 
 class ZarrAnswers:
-    """Answers with documents and chunks of snapshots, and with folders as pages of links.
+    """Answers with documents and chunks of snapshots.
 
-    Documents of groups hold the metadata of all below them.
+    Documents of groups hold the metadata of all below them, so that readers need no listing.
 
     Parameters
     ----------
@@ -304,20 +294,15 @@ class ZarrAnswers:
         self._sound: set[str] = set()
 
     async def get(self, request: Request) -> Any:
-        """The value at a key, or the links of a folder."""
+        """The value at a key."""
         version, key = request.path_params["version"], request.path_params.get("key", "")
         opened, found = await self._served.run(partial(self._find, version, key))
-        if isinstance(found, _Value):
-            return self._answer(request, found, fixed=opened.fixed)
         if found is None:
             text = f"there is nothing at {plain_text(key)!r} in snapshot {opened.snapshot_id}"
             raise HTTPException(404, text, lasting(fixed=opened.fixed))
-        page = _folder_page(request.scope["raw_path"].decode("latin-1").rstrip("/") + "/", found)
-        policy = {"Content-Security-Policy": _FOLDER_POLICY}
-        etag = etag_of(page.encode())
-        return HTMLResponse(page, headers=caching(request, etag, fixed=opened.fixed, more=policy))
+        return self._answer(request, found, fixed=opened.fixed)
 
-    def _find(self, version: str, key: str) -> tuple[OpenSnapshot, _Value | list[str] | None]:
+    def _find(self, version: str, key: str) -> tuple[OpenSnapshot, _Value | None]:
         opened = self._served.opened(version)
         contents = opened.contents
         ref: ChunkRef | None = None
@@ -326,12 +311,7 @@ class ZarrAnswers:
                 ref = self._document(contents, key)
         if ref is None and key:
             ref = contents.guarded(lambda: contents.find(key))
-        if ref is not None:
-            return opened, _Value(key, contents, ref, _etag(ref))
-        path = key.removesuffix("/")
-        # A chunk that was never written is not a folder, whatever lies below its key.
-        is_chunk = path == key and path and contents.chunk_at(path) is not None
-        return opened, None if is_chunk else contents.guarded(partial(_folder, opened, path))
+        return opened, None if ref is None else _Value(key, contents, ref, _etag(ref))
 
     def _answer(self, request: Request, value: _Value, *, fixed: bool) -> Any:
         """The value, or the part of it that the request is for."""
@@ -417,79 +397,9 @@ def _consolidated(contents: SessionView, key: str) -> InlineRef | None:
     nodes = dict(sorted(contents.guarded(lambda: contents.within(path)).items()))
     size = sum(len(document) for one in nodes.values() for document in one.documents.values())
     if size > _MOST_CONSOLIDATED:
-        return None  # readers find the members by the links of folders
+        return None  # readers ask for each member
     data = dict(consolidated(nodes, path)).get(key)
     return None if data is None else InlineRef(data)
-
-
-# --- folders, as pages of links that fsspec and GDAL read -----------------------------------------
-
-
-def _folder(opened: OpenSnapshot, path: str) -> list[str] | None:
-    """The names right below the path, those of folders with a slash; None if there are none.
-
-    Raises
-    ------
-    HTTPException
-        If too many chunks may be there.
-    """
-    contents, prefix, usage = opened.contents, directory(path), estimate_of(opened.session)
-    node, root = contents.node(path), contents.node("")
-    documents = {} if node is None else node.documents
-    above = contents.above(prefix) if prefix else filter(None, [root])
-    keys = {one.path: one.array.chunk_keys for one in above if one.array is not None}
-    count = sum(usage[each].chunks for each in keys)
-    names = contents.children(prefix, chunks=count <= _MOST_LISTED)
-    if count > _MOST_LISTED:
-        if keys != {path: ChunkKeys("default", "/")}:
-            raise HTTPException(  # a part of the names would be taken for all
-                501,
-                f"there may be {count:,} chunks here, and at most {_MOST_LISTED:,} are listed; "
-                "read the array, whose metadata says which there can be",
-            )
-        names.add("c")
-    found = set()
-    for name in names:
-        key = prefix + name
-        is_key = name in documents or contents.node(OPAQUE + key) or contents.chunk_at(key)
-        found.add(name if is_key else f"{name}/")
-    if V2_GROUP in documents:
-        found.add(V2_CONSOLIDATED)
-    return sorted(found) if found or node is not None or not path else None
-
-
-def _folder_page(url: str, names: Sequence[str]) -> str:
-    """The page of links.
-
-    Parameters
-    ----------
-    url : str
-        The folder's URL, with a slash at its end.
-    names : sequence of str
-        The names in it.
-    """
-    # Relative links: fsspec puts them below the URL that it asked for, whatever stands before it.
-    # GDAL takes a page for that of a folder by its title.
-    links = "\n".join(f'<li><a href="{_link(name)}">{_html(name)}</a></li>' for name in names)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        f'<base href="{escape(url)}"><title>Index of {_html(url)}</title></head>\n'
-        f"<body><h1>{_html(url)}</h1>\n<ul>\n{links}\n</ul></body>\n</html>\n"
-    )
-
-
-def _link(name: str) -> str:
-    """The name as a relative link. Only what would not be part of a path is percent-encoded.
-
-    fsspec takes the other characters as they are, and a link that begins like a URL for one.
-    """
-    check_inside(name.removesuffix("/"))
-    text = _UNSAFE.sub(lambda found: quote(found[0], safe=""), name)
-    return f"./{text}" if text.startswith("http") or ":" in text else text
-
-
-def _html(text: str) -> str:
-    return escape(plain_text(text))
 
 
 # --- slices -------------------------------------------------------------------------------------

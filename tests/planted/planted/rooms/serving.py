@@ -72,24 +72,6 @@ FAULTS = [
         "if False:",
     ),
     Fault(
-        "names-in-folders-are-not-escaped",
-        "serving/answers.py",
-        "{_html(name)}</a>",
-        "{name}</a>",
-    ),
-    Fault(
-        "links-in-folders-lead-elsewhere",
-        "serving/answers.py",
-        'check_inside(name.removesuffix("/"))',
-        "pass",
-    ),
-    Fault(
-        "a-folder-of-too-many-chunks-is-listed",
-        "serving/answers.py",
-        "    if count > _MOST_LISTED:",
-        "    if False:",
-    ),
-    Fault(
         "pages-do-not-escape-what-they-show",
         "serving/web_pages.py",
         "autoescape=True,",
