@@ -18,6 +18,7 @@ from zarr_manifests.cli.verbs import (
     Told,
     TrustingRepo,
     console,
+    open_at,
     pairs,
     say,
     storage_options,
@@ -261,16 +262,11 @@ def run_import_icechunk(
     """
     how: Any = {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(source, from_option, "--from-option")
-
-    def take_in(repo: Repo) -> tuple[dict[str, str], dict[str, str]]:
-        before = {*repo.list_branches().values()}
-        ours = zm.virtual.import_icechunk(repo, source, history, branch, **how)
-        heads = repo.list_branches().items()
-        return ours, {name: head for name, head in heads if head not in before}
-
-    ours, moved = _into(url, option, container, take_in)
+    take_in = zm.virtual.import_icechunk
+    ours = _into(url, option, container, lambda repo: take_in(repo, source, history, branch, **how))
+    branches = open_at(url, option).list_branches()
     there = f"{count_text(len(ours), 'snapshot')} of the icechunk repository here"
-    return Told({"branches": moved, "snapshots": ours}, [fact_table(moved.items()), there])
+    return Told({"branches": branches, "snapshots": ours}, [fact_table(branches.items()), there])
 
 
 def _into[Made](

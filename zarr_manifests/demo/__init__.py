@@ -293,9 +293,6 @@ class Demo:
             raise CheckFailedError("Spark computes other monthly means than xarray does")
         rows = int(table["rows"].sum())
         self._say(f"{rows:,} rows in {took}: {len(table)} means, as xarray computes them")
-        ends = table["mean"].argmin(), table["mean"].argmax()
-        calm, windy = (f"{self._names[n + 1]} ({table['mean'][n]:.2f} m/s)" for n in ends)
-        self._say(f"calmest month {calm}, windiest {windy}")
 
     def _search(self, spark: Any) -> None:
         """Read the strong westerlies of the second half; statistics say which chunks have any."""

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from itertools import groupby, product
@@ -183,9 +183,7 @@ def lasting(*, fixed: bool) -> dict[str, str]:
     return {"Cache-Control": _FOREVER if fixed else "no-cache"}
 
 
-def caching(
-    request: Request, etag: str | None, *, fixed: bool, more: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def caching(request: Request, etag: str | None, *, fixed: bool) -> dict[str, str]:
     """The headers of a value that a reader may keep; without an etag, it may change.
 
     Raises
@@ -195,7 +193,7 @@ def caching(
     """
     if etag is None:
         return lasting(fixed=False)
-    headers = {**(more or {}), **lasting(fixed=fixed), "ETag": etag}
+    headers = {**lasting(fixed=fixed), "ETag": etag}
     known = request.headers.get("if-none-match", "").split(",")
     if not {"*", etag}.isdisjoint(tag.strip().removeprefix("W/") for tag in known):
         raise HTTPException(304, headers=headers)
@@ -315,8 +313,7 @@ class ZarrAnswers:
 
     def _answer(self, request: Request, value: _Value, *, fixed: bool) -> Any:
         """The value, or the part of it that the request is for."""
-        headers = {"Accept-Ranges": "bytes"}
-        headers |= caching(request, value.etag, fixed=fixed, more=headers)
+        headers = {"Accept-Ranges": "bytes", **caching(request, value.etag, fixed=fixed)}
         wanted = request.headers.get("range") if request.method == "GET" else None
         if "if-range" in request.headers and request.headers["if-range"] != value.etag:
             wanted = None  # the reader has a part of another value
