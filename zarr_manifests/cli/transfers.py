@@ -309,11 +309,7 @@ def _save(storage: Storage, places: Mapping[str, str]) -> None:
 
 
 @verb
-def run_demo(
-    directory: Path = Path("zarr-manifests-demo"),
-    *,
-    months: Annotated[int, {"min": 1, "max": 60}] = 60,
-) -> None:
+def run_demo(directory: Path = Path("zarr-manifests-demo")) -> None:
     """Run the main job on eleven years of winds: netCDF, commits, xarray, Spark.
 
     Without Java or pyspark, the step with Spark is left out, and the exit code is 1.
@@ -322,13 +318,11 @@ def run_demo(
     ----------
     directory :
         A new directory.
-    months :
-        Append only so many months.
     """
     need("the demo", "demo", "xarray", "scipy", "matplotlib")
     from zarr_manifests.demo import FIRST_TAG, Demo
 
-    no_spark = Demo(directory, console(), months).run()
+    no_spark = Demo(directory, console()).run()
     command = f"{shlex.quote(sys.executable)} -m zarr_manifests"
     url = shlex.quote(str(directory / "winds"))
     say(

@@ -115,8 +115,6 @@ class Demo:
         A new or empty directory.
     out : rich.console.Console
         Where to print.
-    months : int
-        How many months are appended after the first years, 1 to 60.
 
     Raises
     ------
@@ -124,32 +122,32 @@ class Demo:
         If there is anything.
     """
 
-    def __init__(self, directory: Path, out: Console, months: int = 60) -> None:
+    def __init__(self, directory: Path, out: Console) -> None:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise AlreadyExistsError(
                 f"{directory} is there: delete it, or name a new directory: "
                 "zarr-manifests demo DIRECTORY"
             )
         self._at, self._out, self._steps = directory, out, count(1)
-        self._winds = open_winds().isel(time=slice(0, _FIRST + months))
+        self._winds = open_winds()
         self._last = self._winds.sizes["time"]
         self._names = ["", *self._winds.time.dt.strftime("%B %Y").values]  # counted from 1
 
     def run(self) -> Exception | None:
-        """Do all steps; why Spark cannot run here, if so, and its steps are left out.
+        """Do all steps; why Spark cannot run here, if so, and its step is left out.
 
         Raises
         ------
         CheckFailedError
             If something that was read or computed is wrong.
         """
-        months = f"{self._last} months of monthly Navy winds (public domain)"
-        self._print(f"{months}, in {self._at}{os.sep}")
+        what = f"{self._last} months of monthly Navy winds (public domain)"
+        self._print(f"{what}, in {self._at}{os.sep}")
         commits = self._append(self._ingest())
         rewrites = self._rewrite(commits)
         self._read()
         with self._step("Draw the last month's wind, and what each commit wrote"):
-            head = self._open("winds").isel(time=-1).load()
+            head = self._open("main").isel(time=-1).load()
             _draw(self._at / "winds.png", head, commits, rewrites)
             self._say(f"saved {self._at / 'winds.png'}")
         try:  # last, since it takes longest and needs Java
@@ -174,9 +172,9 @@ class Demo:
     def _until(self, months: int) -> xr.Dataset:
         return self._winds.isel(time=slice(0, months))
 
-    def _open(self, name: str, version: str | None = None) -> xr.Dataset:
+    def _open(self, version: str) -> xr.Dataset:
         """A snapshot, opened without anything cached."""
-        session = repositories.open(self._at / name).readonly_session(version)
+        session = repositories.open(self._at / "winds").readonly_session(version)
         found: xr.Dataset = xr.open_zarr(session.store, chunks=None)
         return found
 
@@ -194,8 +192,7 @@ class Demo:
     def _append(self, repo: Repository) -> dict[int, _Cost]:
         """Costs by the number of months afterwards."""
         costs: dict[int, _Cost] = {}
-        following = count_text(self._last - _FIRST, "month")
-        with self._step(f"Append the following {following}, one commit each"):
+        with self._step(f"Append the following {self._last - _FIRST} months, one commit each"):
             for number in range(_FIRST + 1, self._last + 1):
                 month, why = self._winds.isel(time=[number - 1]), f"Append {self._names[number]}"
                 with _measured() as costs[number], repo.transaction(message=why) as store:
@@ -211,7 +208,7 @@ class Demo:
     def _rewrite(self, commits: Mapping[int, _Cost]) -> dict[int, _Cost]:
         """Costs of all months so far: same chunks, same disk, into an empty repository."""
         place, costs = self._at / "rewritten", dict[int, _Cost]()
-        due = sorted({_FIRST + 1, (_FIRST + 1 + self._last) // 2, self._last})
+        due = _FIRST + 1, (_FIRST + 1 + self._last) // 2, self._last
         with self._step(f"For comparison, rewrite everything at {len(due)} of these appends"):
             for months in due:
                 repo = repositories.create(place)
@@ -229,7 +226,7 @@ class Demo:
             first, head = ("first years", FIRST_TAG, _FIRST), ("head", "main", self._last)
             for name, version, months in (first, head):
                 with _measured() as opening:
-                    found = self._open("winds", version)
+                    found = self._open(version)
                 with _measured() as one:
                     last = found.isel(time=slice(-1, None)).load()
                 with _measured() as rest:

@@ -76,6 +76,8 @@ _SENDING_S: Final = 120
 """A reader that takes no byte for so long is given up."""
 _MOST_CONSOLIDATED: Final = 64 * 1024**2
 _DOCUMENTS: Final = 4
+_SLICES: Final = 4
+"""Slices made at a time."""
 _CHECKED: Final = 4096
 _JSON: Final = frozenset([*DOCUMENTS, V2_CONSOLIDATED])
 _FOREVER: Final = "max-age=31536000, immutable"
@@ -274,8 +276,8 @@ def _etag(ref: ChunkRef) -> str | None:
     return etag_of(repr((*file, ref.offset, ref.length, ref.crc32c)).encode())
 
 
-class ZarrAnswers:
-    """Answers with documents and chunks of snapshots.
+class Answers:
+    """Answers with documents and chunks of snapshots, and, a few at a time, slices of arrays.
 
     Documents of groups hold the metadata of all below them, so that readers need no listing.
 
@@ -288,10 +290,11 @@ class ZarrAnswers:
     def __init__(self, served: Served) -> None:
         self._served = served
         self._making = ForkSafeLock()
+        self._slices = anyio.CapacityLimiter(_SLICES)
         self._document = lru_cache(_DOCUMENTS)(_consolidated)
         self._sound: set[str] = set()
 
-    async def get(self, request: Request) -> Any:
+    async def value(self, request: Request) -> Any:
         """The value at a key."""
         version, key = request.path_params["version"], request.path_params.get("key", "")
         opened, found = await self._served.run(partial(self._find, version, key))
@@ -377,6 +380,20 @@ class ZarrAnswers:
                 self._sound.clear()
             self._sound.add(value.etag)
 
+    async def slice(self, request: Request) -> Response:
+        """A slice: a header as JSON, then float32."""
+        version, path = request.path_params["version"], request.path_params["path"]
+        index = request.query_params.get("index")
+        opened = await self._served.run(partial(self._served.opened, version))
+        etag: str | None = etag_of(repr((opened.snapshot_id, path, index)).encode())
+        if containers_of(self._served.repo):
+            etag = None  # files elsewhere may change, and not all references say which are meant
+        headers = caching(request, etag, fixed=opened.fixed)
+        read = partial(opened.contents.guarded, partial(read_slice, opened, path, index))
+        async with self._slices:
+            data = await self._served.run(read)
+        return Response(data, headers=headers, media_type="application/octet-stream")
+
 
 def _is_of_group(contents: SessionView, key: str) -> bool:
     """Whether the key is that of a document that holds the metadata of all below a group."""
@@ -405,35 +422,6 @@ def _consolidated(contents: SessionView, key: str) -> InlineRef | None:
 MOST_VALUES: Final = 512
 MOST_CHUNKS: Final = 1024
 MOST_CHUNK_BYTES: Final = 128 * 1024**2
-_AT_ONCE: Final = 4
-
-
-class SliceAnswers:
-    """Answers with slices of arrays, a few at a time.
-
-    Parameters
-    ----------
-    served : Served
-        The repository.
-    """
-
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._few = anyio.CapacityLimiter(_AT_ONCE)
-
-    async def get(self, request: Request) -> Response:
-        """A slice: a header as JSON, then float32."""
-        version, path = request.path_params["version"], request.path_params["path"]
-        index = request.query_params.get("index")
-        opened = await self._served.run(partial(self._served.opened, version))
-        etag: str | None = etag_of(repr((opened.snapshot_id, path, index)).encode())
-        if containers_of(self._served.repo):
-            etag = None  # files elsewhere may change, and not all references say which are meant
-        headers = caching(request, etag, fixed=opened.fixed)
-        read = partial(opened.contents.guarded, partial(read_slice, opened, path, index))
-        async with self._few:
-            data = await self._served.run(read)
-        return Response(data, headers=headers, media_type="application/octet-stream")
 
 
 def axes_of(index: str | None, shape: Sequence[int]) -> list[int | range]:
