@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -41,29 +41,25 @@ from zarr_manifests.engine.leases import SessionLease
 from zarr_manifests.engine.merge_forks import Merge
 from zarr_manifests.engine.metadata import ObjectReader, SessionKeys
 from zarr_manifests.engine.node_edits import (
-    Reported,
     check_reporting,
     close_token,
     open_token,
     read_reports,
 )
-from zarr_manifests.engine.overlay import SessionView, freeze_reader, revived, same_chunk
+from zarr_manifests.engine.overlay import SessionView, freeze_reader, revived
 from zarr_manifests.engine.read_ahead import SnapshotPreload
 from zarr_manifests.engine.view import Context, SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
-    Conflict,
     ConflictError,
-    ConflictKind,
     FencedError,
     InvalidArgumentError,
     ManifestsError,
     ObjectNotFoundError,
     UnmergedForksError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, RefKind, native_keys
+from zarr_manifests.format.chunk_table import UNSET, ChunkTable, NativeRef, RefKind, native_keys
 from zarr_manifests.format.manifest import Node
-from zarr_manifests.grid import Coords
 from zarr_manifests.ids import lineage_of, session_of, snapshot_id_of
 from zarr_manifests.planning.merge import inside, select
 from zarr_manifests.runtime import SYSTEM, Runtime
@@ -269,49 +265,28 @@ def merge_reports(workspace: Workspace) -> None:
     """
     with workspace.lock:
         reported = read_reports(workspace.storage, workspace.keys, workspace.runtime)
-        nodes = {node.node_id: node for node in workspace.contents.nodes().values()}
-        _check_one_writer_each(workspace.contents, reported, nodes)
+        contents = workspace.contents
+        nodes = {node.node_id: node for node in contents.nodes().values()}
         before = (workspace.frozen or ChangeSet()).copy()
-        after = before.copy()
+        afters: dict[str, ChangeSet] = {}
         for (node_id, coords), refs in reported.items():
-            ref = refs[min(refs)]  # they all say the same
-            if isinstance(ref, NativeRef):
-                after.unsynced.append(ref.key)
-            elif node_id in nodes and workspace.contents.ref(nodes[node_id], coords) is None:
+            unset = {*refs.values()} == {UNSET}
+            if unset and node_id in nodes and contents.ref(nodes[node_id], coords) is None:
                 continue  # it is absent anyway
-            elif before.chunks.get(node_id, {}).get(coords) == ref:
-                # The session had unset the chunk too, and has written it since. With the old unset
-                # in `before`, the copy would seem to have changed nothing.
-                del before.chunks[node_id][coords]
-            after.chunks.setdefault(node_id, {})[coords] = ref
-            # Reports do not say whether the copy had read the chunk before.
-            after.reads.note(node_id, coords)
-        _merge(workspace, [(before, after, workspace.keys.lineage_prefix)])
-
-
-def _check_one_writer_each(
-    contents: SessionView, reported: Reported, nodes: Mapping[bytes, Node]
-) -> None:
-    """Refuse chunks that two copies changed differently."""
-    differ: dict[bytes, list[Coords]] = {}
-    for (node_id, coords), refs in reported.items():
-        first, *others = refs.values()
-        if not all(same_chunk(contents, nodes.get(node_id), first, ref) for ref in others):
-            differ.setdefault(node_id, []).append(coords)
-    if differ:
-        reason = "written with different bytes by two copies of the session's store"
-        paths = {
-            node_id: f"/{nodes[node_id].path}" if node_id in nodes else "/?" for node_id in differ
-        }
-        raise ConflictError(
-            _DIFFER,
-            [
-                Conflict(
-                    ConflictKind.CHUNK, paths[node_id], "chunks", reason, tuple(sorted(chunks)[:20])
-                )
-                for node_id, chunks in differ.items()
-            ],
-        )
+            for copy_id, ref in refs.items():
+                if copy_id not in afters:
+                    afters[copy_id] = before.copy()
+                after = afters[copy_id]
+                if isinstance(ref, NativeRef):
+                    after.unsynced.append(ref.key)
+                elif before.chunks.get(node_id, {}).get(coords) == ref:
+                    # The session had unset the chunk too, and has written it since. With the old
+                    # unset in `before`, the copy would seem to have changed nothing.
+                    del before.chunks[node_id][coords]
+                after.chunks.setdefault(node_id, {})[coords] = ref
+                # Reports do not say whether the copy had read the chunk before.
+                after.reads.note(node_id, coords)
+        _merge(workspace, [(before, after, copy_id) for copy_id, after in afters.items()])
 
 
 def _merge(workspace: Workspace, changed: Sequence[tuple[ChangeSet, ChangeSet, str]]) -> None:

@@ -20,8 +20,8 @@ FAULTS = [
     Fault(
         "one-copys-report-replaces-anothers",
         "engine/forks.py",
-        "if not all(same_chunk(contents, nodes.get(node_id), first, ref) for ref in others):",
-        "if not all(same_chunk(contents, nodes.get(node_id), ref, ref) for ref in others):",
+        "for copy_id, ref in refs.items():",
+        'for copy_id, ref in (("", ref) for ref in refs.values()):',
     ),
     Fault(
         "unmerged-copies-left-out-silently",
