@@ -16,6 +16,7 @@ import numpy as np
 import zarr
 from msgspec.structs import replace
 
+from zarr_manifests.engine.ancestry import find_kept
 from zarr_manifests.engine.change_set import ChangeSet
 from zarr_manifests.engine.commit_changes import (
     CommitRequest,
@@ -32,8 +33,7 @@ from zarr_manifests.engine.rebase import (
     Relocating,
     patch,
     plan_merge,
-    rebase_changes,
-    relocate_changes,
+    put_on_tip,
 )
 from zarr_manifests.engine.refs import BranchMovedError, Refs, marks_of
 from zarr_manifests.engine.roots import opened
@@ -116,7 +116,6 @@ class SessionCommits:
             self._metadata(metadata),
             self._rebasing(rebase),
             _attempts(retries),
-            self._relocating,
             txn=step,
             steps=steps,
         )
@@ -195,6 +194,8 @@ class SessionCommits:
                 f"snapshot {done.snapshot_id} is the first of the repository; no commit made it"
             )
         contents, context = self.writer.workspace.contents, self.writer.context
+        if undo:  # the parent may have expired
+            find_kept(context, context.roots.latest.root, source)
         contents.rebase(contents.view, patch(context, done, contents.view, undo=undo))
         steps: tuple[MarkStep, ...] = ()
         if marks == "take":
@@ -229,7 +230,6 @@ class SessionCommits:
             checked_message(text),
             {**self._metadata(metadata), "merged-from": planned.source},
             planned.rebasing(policy),
-            check_tip=planned.check_tip,
             source=planned.source,
             steps=planned.steps,
             merged=(planned.source, planned.base.snapshot_id),
@@ -255,17 +255,11 @@ class SessionCommits:
                     "again at the session's snapshot, then commit"
                 )
             if tip.head.key != workspace.contents.view.ref.key:
-                if workspace.tip_checks:
-                    workspace.check_tip(context.open_branch(tip))
                 if self._relocating is not None:
                     workspace.flush()
-                changes = workspace.contents.changes
-                moved = relocate_changes(workspace, changes, tip, self._relocating, rebasing)
-                if moved is None:
-                    view = workspace.contents.view
-                    rebased = rebase_changes(context, view, tip, changes, rebasing)
-                    moved = rebased.on, rebased.changes
-                workspace.rebase(*moved)
+                view, changes = workspace.contents.view, workspace.contents.changes
+                moved = put_on_tip(workspace, view, changes, tip, rebasing)
+                workspace.rebase(moved.on, moved.changes)
         return workspace.contents.view.snapshot_id
 
     @contextmanager
@@ -288,7 +282,8 @@ class SessionCommits:
     def _rebasing(self, rebase: bool | Policy) -> Rebasing:
         policy: Policy = "fail" if isinstance(rebase, bool) else rebase
         check_policy(policy)
-        return Rebasing(rebase is not False, policy, self._serializable)
+        allowed = rebase is not False
+        return Rebasing(allowed, policy, self._serializable, relocating=self._relocating)
 
     def _land(self, request: CommitRequest) -> str:
         workspace = self.writer.workspace
@@ -385,6 +380,7 @@ def _planned(context: Context, into: str, source: str) -> tuple[SessionCommits, 
         planned = plan_merge(context, root, into, source)
         commits = SessionCommits(SessionWriter(context, planned.base, into, root.version))
         commits.writer.workspace.rebase(planned.base, planned.changes)
+        commits.writer.workspace.tip_checks.append(planned.check_tip)
         return commits, planned
 
     return opened(attempt)

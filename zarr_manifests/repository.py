@@ -574,7 +574,7 @@ class Repository:
         ConflictError
             If the branch has changed since in a place that the commit changed.
         InvalidArgumentError
-            If the snapshot is not in the branch's history, is the first, or has nothing to undo.
+            If the snapshot is the first, or the branch has nothing of it to undo.
 
         Examples
         --------
@@ -587,9 +587,7 @@ class Repository:
         ["revert 'make air'", 'make air', 'create repository']
         """
         snapshot_id, commits = self._refs.fixed(version), self._commits(branch)
-        done = engine.rebase.to_revert(
-            self._context, commits.writer.pin.contents.view, branch, snapshot_id
-        )
+        done = engine.rebase.to_pick(self._context, snapshot_id)
         message = f"revert {done.snapshot.message!r}" if message is None else message
         return commits.patch(done, message, {"reverts": snapshot_id}, undo=True)
 

@@ -295,8 +295,7 @@ def test_the_table(row: tuple[str, str, str, str, str, str]) -> None:
         assert how == REBASE or (component, kind_of(mine, theirs)) in conflicts
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(st.sampled_from(ROWS))
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_a_merge_and_a_pick_do_what_a_rebase_does(row: tuple[Any, ...]) -> None:
     _, _, mine, theirs, expected = row
     found, there = merged(mine, theirs)

@@ -309,7 +309,7 @@ def test_reverts_and_picks_that_make_no_sense(repository: Repository) -> None:
     with pytest.raises(InvalidArgumentError, match="nothing to undo"):
         repository.revert(written)
     repository.create_branch("side", first)
-    with pytest.raises(InvalidArgumentError, match="not in the history"):
+    with pytest.raises(ConflictError, match="cannot be undone here"):
         repository.revert(written, "side")
 
 

@@ -5,7 +5,7 @@
    round (`landing`), together with the packs still to be written, and the fsync of chunks written
    so far. What the change set has spilled is referred to as it is.
 2. If somebody else's swap came first and moved the branch, the commit is put on top of the new tip
-   where that is safe (`rebase`, `relocate`). Its snapshot is written anew, its delta only where
+   where that is safe (`rebase`). Its snapshot is written anew, its delta only where
    nodes that both sides changed were merged; chunks and manifests are never uploaded twice.
 
 Whether the marks allow the commit (`check_marks`), whether the session may still commit
@@ -47,15 +47,13 @@ from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebase import (
     Mine,
     Rebasing,
-    Relocating,
     combined,
-    rebase_changes,
-    relocate_changes,
+    put_on_tip,
 )
 from zarr_manifests.engine.roots import is_missing
 from zarr_manifests.engine.totals import Effect, effect_of
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
-from zarr_manifests.engine.workspace import UNKNOWN, TipCheck, Workspace
+from zarr_manifests.engine.workspace import UNKNOWN, Workspace
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
@@ -89,11 +87,6 @@ class CommitRequest(Struct, frozen=True):
         What to do if other commits came first.
     attempts : int, optional
         The number of attempts; by default as configured.
-    relocating : Relocating, optional
-        Whether to put its appends behind those of others.
-    check_tip : callable, optional
-        Checks a tip that has moved before the commit is put on top of it, besides the workspace's
-        own checks.
     amends : SnapshotView, optional
         The branch's head, which the commit replaces.
     source : str, optional
@@ -111,8 +104,6 @@ class CommitRequest(Struct, frozen=True):
     metadata: Mapping[str, Any]
     rebasing: Rebasing = field(default_factory=Rebasing)
     attempts: int | None = None
-    relocating: Relocating | None = None
-    check_tip: TipCheck | None = None
     amends: SnapshotView | None = None
     source: str | None = None
     txn: Txn | None = None
@@ -192,7 +183,7 @@ def _landed(
     packs: Sequence[Pack],
 ) -> Landed:
     """Commit the changes, made on top of `view`, without staged chunks among them."""
-    context, keys, rebasing = workspace.context, workspace.keys, request.rebasing
+    context, keys = workspace.context, workspace.keys
     prepared = _prepare(context, view, changes, keys, request)
     with suppress(CorruptObjectError, MissingChunkError):  # then it is computed on the tip
         # Not in the turn.
@@ -206,20 +197,11 @@ def _landed(
 
     def moved_to(tip: Branch) -> tuple[SnapshotView, _Prepared]:
         """The opened tip, and the commit as it is on top of it."""
-        if request.check_tip is not None or workspace.tip_checks:
-            on = context.open_branch(tip)
-            workspace.check_tip(on)
-            if request.check_tip is not None:
-                request.check_tip(on)
-        moved = relocate_changes(workspace, changes, tip, request.relocating, rebasing)
-        if moved is None:
-            mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
-            rebased = rebase_changes(context, view, tip, changes, rebasing, mine)
-            if rebased.changes is changes:
-                same = prepared if rebased.apart else replace(prepared, effect=None)
-                return rebased.on, same
-            moved = rebased.on, rebased.changes
-        on, new = moved
+        mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
+        moved = put_on_tip(workspace, view, changes, tip, request.rebasing, mine)
+        on, new = moved.on, moved.changes
+        if new is changes:
+            return on, prepared if moved.apart else replace(prepared, effect=None)
         pending.extend(partial(context.storage.sync, due) for due in _due_syncs(new))
         return on, _prepare(context, on, new, keys, request, prepared.delta.commit_id)
 

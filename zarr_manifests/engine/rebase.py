@@ -33,7 +33,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from zarr_manifests.engine.ancestry import ancestors, find_kept, floor_below, snapshot_ref
+from zarr_manifests.engine.ancestry import find_kept
 from zarr_manifests.engine.change_set import ChangeSet, Rows, Spilled, rows_of
 from zarr_manifests.engine.differences import (
     chunks_at,
@@ -56,8 +56,6 @@ from zarr_manifests.errors import (
     Conflict,
     ConflictError,
     ConflictKind,
-    InvalidArgumentError,
-    SnapshotExpiredError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Delta, Node
@@ -88,6 +86,7 @@ from zarr_manifests.planning.conflict import (
 )
 from zarr_manifests.planning.merge import (
     Layer,
+    inside,
     merge_layers,
     narrower,
     rearranged,
@@ -119,12 +118,15 @@ class Rebasing(Struct, frozen=True):
         Whether only what is different on the branch in the end counts, and not what each commit
         did. The branch then need not come after the snapshot that the changes were made on.
         Conflicts list all chunks.
+    relocating : Relocating, optional
+        Whether appends go behind those of others.
     """
 
     allowed: bool = True
     policy: Policy = "fail"
     serializable: bool = False
     net: bool = False
+    relocating: Relocating | None = None
 
 
 class Mine(Struct, frozen=True):
@@ -325,7 +327,8 @@ def _in_the_end(
     twins = {node.path: node for node in was_made if on.nodes.get(node.path) == node}
     base = {**view.nodes, **twins}
     rows = {n: [rows_of(context.objects, r) for r in parts] for n, parts in mine.tables.items()}
-    ours = dict(Changes.of(base, mine.nodes, mine.truncated, _as_one(rows)))
+    # What is cut off shows in shapes and chunks.
+    ours = dict(Changes.of(base, mine.nodes, {}, _as_one(rows)))
     tables: dict[bytes, ChunkTable] = {}
     done: dict[bytes, IndexArray] = {}
     for node_id, change in ours.items():
@@ -337,6 +340,9 @@ def _in_the_end(
         at = distinct(places) if places else np.empty((0, 0), np.int64)
         was, now = (chunks_at(each, node_id, at) for each in (view, on))
         changed = ~same_chunks(context, on, node_id, was, now, at)
+        array = on.by_id[node_id].array if node_id in on.by_id else None
+        if array is not None and len(at):
+            changed &= inside(at, array.grid.hi)  # its new shape says the rest
         if to is not None:
             there = select(to, to.kind != RefKind.UNSET)
             same = same_chunks(context, on, node_id, there, now, at) & (rows_at(to, at) >= 0)
@@ -434,26 +440,49 @@ class Relocating(Struct, frozen=True):
     rewrite: Rewrite
 
 
-def relocate_changes(
+def put_on_tip(
     workspace: Workspace,
+    view: SnapshotView,
     changes: ChangeSet,
     tip: Branch,
-    relocating: Relocating | None,
     rebasing: Rebasing,
-) -> tuple[SnapshotView, ChangeSet] | None:
-    """The opened tip, and the workspace's changes as they are there, with its appends moved.
+    mine: Mine | None = None,
+) -> Moved:
+    """Put the workspace's changes, made on `view`, on top of the tip, if the tip passes its checks.
 
-    `changes` are the workspace's, without staged chunks. None if relocation is not wanted, or if no
-    array was made longer along the dimension by both sides.
+    `changes` are without staged chunks; `mine` are the same, if they are known.
+
+    Raises
+    ------
+    ConflictError
+        If they cannot be put on top of what came first.
+    """
+    if workspace.tip_checks:
+        workspace.check_tip(workspace.context.open_branch(tip))
+    moved = None
+    if rebasing.relocating is not None and rebasing.allowed:
+        moved = _relocated(workspace, view, changes, tip, rebasing.relocating, rebasing)
+    return moved or rebase_changes(workspace.context, view, tip, changes, rebasing, mine)
+
+
+def _relocated(
+    workspace: Workspace,
+    view: SnapshotView,
+    changes: ChangeSet,
+    tip: Branch,
+    relocating: Relocating,
+    rebasing: Rebasing,
+) -> Moved | None:
+    """The changes on the tip, with the appends moved.
+
+    None if no array was made longer along the dimension by both sides.
 
     Raises
     ------
     ConflictError
         If the appends cannot be relocated, or the rest cannot be rebased.
     """
-    if relocating is None or not rebasing.allowed:
-        return None
-    context, view, dim = workspace.context, workspace.contents.view, relocating.dim
+    context, dim = workspace.context, relocating.dim
     found = {node_id: changes.table(node_id) for node_id in changes.touched()}
     tables = {node_id: table for node_id, table in found.items() if table is not None}
     mine = Changes.of(view.nodes, changes.nodes, changes.truncated, tables)
@@ -482,7 +511,7 @@ def relocate_changes(
                 _put_shifted(result, move, result.rows(rows))
             moved(result, move.node_id, move.axis, move.first, move.steps)
     uneven = [move for move in moves if move.steps is None]
-    return on, relocating.rewrite(workspace, on, result, uneven) if uneven else result
+    return Moved(on, relocating.rewrite(workspace, on, result, uneven) if uneven else result)
 
 
 def _take_append(rest: ChangeSet, move: Relocation, view: SnapshotView) -> list[Rows]:
@@ -522,36 +551,8 @@ def _put_shifted(result: ChangeSet, move: Relocation, table: ChunkTable) -> None
 # --- replay ---------------------------------------------------------------------------------------
 
 
-def to_revert(
-    context: ReadContext, here: SnapshotView, branch: str, snapshot_id: str
-) -> SnapshotView:
-    """The commit to revert, which must be in the history of the branch whose head is `here`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not.
-    SnapshotExpiredError
-        If its parent is no longer in history.
-    """
-    ref = snapshot_ref(context, snapshot_id)
-    floor = floor_below(context, context.roots.latest.root, here.ref)
-    if not any(known.key == ref.key for known, _ in ancestors(context, here.ref, floor)):
-        raise InvalidArgumentError(
-            f"snapshot {snapshot_id} is not in the history of branch {branch!r}, so it cannot be "
-            "undone there"
-        )
-    done = context.open_view(ref)
-    if floor == snapshot_id and done.snapshot.parent is not None:
-        raise SnapshotExpiredError(
-            f"the snapshot before {snapshot_id} has expired, so the earlier state is not known; "
-            "make the change by hand"
-        )
-    return done
-
-
 def to_pick(context: ReadContext, snapshot_id: str) -> SnapshotView:
-    """The commit to repeat, which must be in history, or left behind and not collected.
+    """The commit to repeat or revert, which must be in history, or left behind and not collected.
 
     Raises
     ------
