@@ -21,8 +21,8 @@ manifests, and opens the snapshot itself. It returns pointers, never refs. Invar
 only new objects, under keys of its own, so a task that runs twice leaves garbage and changes
 nothing; a manifest is written by one task.
 
-Chunks in no leaf's box are determined once per `Heap`, region by region; their indexes are kept
-packed.
+Chunks in no leaf's box are determined once per `Heap`, region by region; only their indexes are
+kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from zarr_manifests.engine.metadata import ObjectReader, SessionKeys, Upload
 from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_reader
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.zones import KnownZones, add_pages, write_pages
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind, decode_column, encode_column
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import (
     Base,
     LeafPage,
@@ -70,9 +70,11 @@ from zarr_manifests.planning.leaves import (
     part_order,
 )
 from zarr_manifests.planning.merge import (
+    bare,
     select,
     split,
     take,
+    within,
 )
 from zarr_manifests.planning.packing import PlannedManifest, close, plan_manifests, staying_beside
 from zarr_manifests.runtime import SYSTEM, Run
@@ -100,46 +102,29 @@ class Outside:
     """
 
     def __init__(self, tables: Iterable[ChunkTable] = ()) -> None:
-        self.held: list[tuple[Box, int]] = []
-        self._parts: list[tuple[Box, Callable[[Box], IndexArray]]] = []
+        self._tables: list[ChunkTable] = []
         for table in tables:
-            box = Box.around_coords(table.coords())
-            self.held.append((box, len(table)))
-            self._parts.append((box, _kept(take(table, np.arange(len(table)), box))))
+            rows, box = np.arange(len(table)), Box.around_coords(table.coords())
+            self._tables.append(bare(take(table, rows, box)))
+        self.held = [(table.box, len(table)) for table in self._tables]
         self.box = Box.around(box for box, _ in self.held) if self.held else None
 
     def coords(self, box: Box) -> IndexArray:
         """Coordinates (int64[n, ndim]) of the chunks in the box, in C order."""
-        found = [inner(box) for around, inner in self._parts if around.overlaps(box)]
-        if len(found) == 1:
-            return found[0]
+        near = [table for table in self._tables if table.box.overlaps(box)]
+        found = [within(table, box).coords() for table in near]
         return np.concatenate([np.empty((0, box.ndim), np.int64), *found])
 
     def cells(self, layout: Layout) -> list[Coords]:
         """The first chunk in each cell of the layout that has some, in C order."""
         first: dict[Coords, Coords] = {}
-        for box, inner in self._parts:
-            coords = inner(box)
+        for table in self._tables:
+            coords = table.coords()
             for rows in layout.groups(coords):
                 one = tuple(coords[rows[0]].tolist())
                 cell = tuple(at // n for at, n in zip(one, layout.cell, strict=True))
                 first.setdefault(cell, one)
         return sorted(first.values())
-
-
-def _kept(table: ChunkTable) -> Callable[[Box], IndexArray]:
-    """Finds coordinates of the table in a box; it holds linear indexes, packed to save memory."""
-    box, count, packed = table.box, len(table), encode_column(table.linear_index())
-
-    def coords(region: Box) -> IndexArray:
-        shared = box.shared(region)
-        linear = decode_column(packed, count)
-        first = np.searchsorted(linear, box.ravel_one(shared.lo))
-        last = box.ravel_one(tuple(n - 1 for n in shared.hi))
-        found = box.unravel(linear[first : np.searchsorted(linear, last, "right")])
-        return found[shared.holds(found)]
-
-    return coords
 
 
 class Heap:
