@@ -253,7 +253,8 @@ class SnapshotView(SnapshotTables):
             return None
         except CorruptObjectError:  # who reads a chunk that needs the table gets the error
             return []
-        return [] if found is None else found.stored_refs()
+        refs = () if found is None else found.refs()
+        return [(at, ref) for at, ref in refs if isinstance(ref, NativeRef | VirtualRef)]
 
     def knows(self, node_id: bytes, coords: Coords) -> bool:
         """Whether `lookup` of the chunk finds everything in memory and decoded."""
