@@ -34,7 +34,6 @@ from zarr_manifests.planning.live_deltas import (
 )
 from zarr_manifests.planning.merge import Layer, Leaf, Overlay, fold, fold_leaves
 
-_FEW: Final = 8
 _ANY_NODE: Final = b""
 
 
@@ -266,7 +265,9 @@ class SnapshotTables:
         digests = self._digests_of(node_id)
         covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
         blobs = {entry.first: entry.blob for entry in self.snapshot.digests}
-        listed = self._listed_for(node_id)
+        if self._listed is None:
+            self._listed = self._list()
+        listed = self._listed.get(node_id, {})
         for position, entry in enumerate(self.snapshot.deltas):
             cut = self._cuts.get(position, {}).get(node_id)
             if position in digests:
@@ -283,16 +284,8 @@ class SnapshotTables:
                 cuts[position] = Truncation(entry.last, cut)
         return LiveSources(sources, cuts)
 
-    def _listed_for(self, node_id: bytes) -> Mapping[int, Sequence[TableSource]]:
-        """The node's sources in entries of the read list, by position."""
-        if self._listed is None and len(self._live) < _FEW:
-            return self._list(node_id).get(node_id, {})  # cheaper for few nodes
-        if self._listed is None:
-            self._listed = self._list()
-        return self._listed.get(node_id, {})
-
-    def _list(self, only: bytes | None = None) -> dict[bytes, dict[int, list[TableSource]]]:
-        """The sources in entries of the read list, by node and position; of one node or all."""
+    def _list(self) -> dict[bytes, dict[int, list[TableSource]]]:
+        """The sources in entries of the read list, by node and position."""
         found: dict[bytes, dict[int, list[TableSource]]] = {}
         for position, entry in enumerate(self.snapshot.deltas):
             objects: list[tuple[BlobRef, Any, Sequence[Part], ManifestRef | None]] = [
@@ -300,8 +293,7 @@ class SnapshotTables:
                 *((ref.blob, Manifest, ref.parts, ref) for ref in entry.manifests),
             ]
             for blob, kind, parts, manifest in objects:
-                wanted = (part for part in parts if only is None or part.node_id == only)
-                for node_id, of in grouped((part.node_id, part) for part in wanted).items():
+                for node_id, of in grouped((part.node_id, part) for part in parts).items():
                     source = TableSource(position, entry.last, blob, kind, tuple(of), manifest)
                     found.setdefault(node_id, {}).setdefault(position, []).append(source)
         return found
