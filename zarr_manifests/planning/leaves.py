@@ -276,15 +276,10 @@ class Layout(Struct, frozen=True):
             yield from [np.arange(len(coords))] if len(coords) else []
             return
         labels = np.array([coords[:, axis] // self.cell[axis] for axis in cut_axes])
-        # Rows in C order have few runs of the same cell, so only the runs are sorted.
-        starts = np.append(0, np.flatnonzero((labels[:, 1:] != labels[:, :-1]).any(axis=0)) + 1)
-        stops = np.append(starts[1:], len(coords))
-        order = np.lexsort(labels[::-1, starts])  # stable: runs of a cell keep their order
-        ordered = labels[:, starts[order]].T
-        first = np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1
-        for runs in np.split(order, first):
-            stretches = [np.arange(starts[i], stops[i]) for i in runs]
-            yield stretches[0] if len(stretches) == 1 else np.concatenate(stretches)
+        order = np.lexsort(labels[::-1])  # stable: rows of a cell keep their order
+        ordered = labels[:, order]
+        first = np.flatnonzero((ordered[:, 1:] != ordered[:, :-1]).any(axis=0)) + 1
+        yield from np.split(order, first)
 
     def around(self, lo: Coords, hi: Coords) -> tuple[IndexArray, IndexArray]:
         """Lower and upper corner of the cells that overlap [lo, hi)."""

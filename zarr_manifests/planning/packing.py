@@ -180,18 +180,14 @@ def pack_into(sizes: Sequence[int], capacity: int | None, most_bins: int) -> lis
     ascending = np.argsort(np.asarray(sizes, np.int64), kind="stable").tolist()
     found: list[list[int]] = []
     few, many = 0, len(sizes)  # the `few` smallest fit, the `many` smallest do not
-    if capacity is not None:
-        sums = np.cumsum(np.asarray(sizes, np.int64)[ascending])
-        many = min(many, int(np.searchsorted(sums, capacity * most_bins, side="right")) + 1)
-    count = many - 1  # usually, sizes whose sum fits can also be packed
     while many - few > 1:
+        count = (few + many) // 2
         chosen = sorted(ascending[:count])
         bins = first_fit([sizes[i] for i in chosen], capacity)
         if len(bins) <= most_bins:
             few, found = count, [[chosen[i] for i in members] for members in bins]
         else:
             many = count
-        count = (few + many) // 2
     return found
 
 
