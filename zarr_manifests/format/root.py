@@ -72,7 +72,6 @@ CLONING_KEY: Final = "cloning"
 LOG_TAIL: Final = 32
 WRITE_ID_BYTES: Final = 16
 _LOG_NAMES_BYTES: Final = 2_560
-_OTHER_COPY_BYTES: Final = 4 * 1024
 FEATURES: Final[tuple[str, ...]] = ()
 """The additions to the format that this package knows."""
 _REPOSITORY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -364,20 +363,19 @@ class Root(Record, frozen=True, rename=_NAMES):
         """The same with copies of heads and bases while they fit.
 
         A branch gets copies of everything that opening it needs, or none, since fewer would save no
-        round. `first` and `main` come first. The others share a small budget, since each swap
-        writes all copies again.
+        round. Only `first` and `main` get any, since each swap writes all copies again.
         """
-        branches = dict(self.branches)
-        room, others = ROOT_COPY_BYTES, _OTHER_COPY_BYTES
-        for name in sorted(branches, key=lambda name: (name != first, name != "main", name)):
-            branch = branches[name]
+        branches = {name: branch.bare() for name, branch in self.branches.items()}
+        room = ROOT_COPY_BYTES
+        for name in dict.fromkeys((first, "main")):
+            branch = self.branches.get(name)
+            if branch is None or branch.ahead:
+                continue
             refs = [branch.head] if branch.base is None else [branch.head, branch.base]
-            most = room if name in (first, "main") else min(room, others)
-            copied = [] if branch.ahead else with_copies(refs, known, most)
-            if not copied or any(ref.copy is None for ref in copied):
-                copied = [ref.bare() for ref in refs]
-            spent = sum(len(ref.copy or b"") for ref in copied)
-            room, others = room - spent, others - (spent if name not in (first, "main") else 0)
+            copied = with_copies(refs, known, room)
+            if any(ref.copy is None for ref in copied):
+                continue
+            room -= sum(len(ref.copy or b"") for ref in copied)
             base = None if branch.base is None else copied[1]
             branches[name] = replace(branch, head=copied[0], base=base)
         return replace(self, branches=branches)
