@@ -313,19 +313,7 @@ class _Counter:
 
     def _lost(self, node_id: bytes, cut: Coords) -> Amount:
         """What the truncation removes, as a change."""
-        if self._lies_in(node_id, cut):
-            return NOTHING
-        rows = sum(count for _, count in self._boxes.get(node_id, ()))
-        if rows + self._view.index.refs(node_id) <= _LOOKED_THROUGH:
-            try:
-                table = self._at_hand.chunks(node_id)
-            except _NOT_TOLD:
-                return _UNSURE
-            if table is None:
-                return NOTHING
-            gone = ~inside(table.coords(), cut)
-            return Amount(-int(gone.sum()), -int(table.length[gone].sum()))
-        return _UNSURE
+        return NOTHING if self._lies_in(node_id, cut) else _UNSURE
 
     def _before(
         self, node_id: bytes, coords: IndexArray, cut: Coords | None
