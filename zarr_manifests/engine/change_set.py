@@ -430,18 +430,6 @@ class ChangeSet(Struct, eq=False):
             parts += [] if newest is None else map(owned, in_tables(newest))
         return tuple(parts)
 
-    def count(self, node_id: bytes) -> int:
-        """Number of changed chunks of a node."""
-        if node_id not in self.tables:
-            return len(self.chunks.get(node_id, ()))
-        groups, tables = _apart(self.layers(node_id))
-        table = self._together(tables)
-        count = 0 if table is None else len(table)
-        for group in groups:
-            assert self.spill is not None
-            count += sum(map(len, self.spill.merged(group) if len(group) > 1 else group))
-        return count
-
     def put_table(self, node_id: bytes, table: Rows) -> None:
         """Put a table of refs on top of the node's changes."""
         refs = self.chunks.get(node_id)

@@ -25,7 +25,6 @@ from itertools import batched, chain
 from operator import lt
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-import numpy as np
 from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import Follower, collected, expired
@@ -48,7 +47,7 @@ from zarr_manifests.format.chunk_table import (
     VirtualRef,
 )
 from zarr_manifests.format.manifest import Node, NodeKind
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import (
     V3_DOCUMENT,
     ArrayMeta,
@@ -318,7 +317,7 @@ class SessionView:
         chunk = self._nearby(key)
         near = chunk is not None
         if chunk is None:
-            if not view.is_here(_paths_of(key)):
+            if not all(map(view.pages.is_here, _paths_of(key))):
                 return Unread()
             found = self._look_up(key)
             if not isinstance(found, tuple):
@@ -595,34 +594,23 @@ def status_of(contents: SessionView) -> Status:
     changed = changed_nodes(view.nodes, nodes)
     paths = {node.node_id: absolute(node.path) for node in nodes.values()}
     touched = sorted((paths[node], node) for node in changes.touched() if node in paths)
-    counts = {path: count for path, node in touched if (count := changes.count(node))}
-    named = {path: _first_chunks(changes, node) for path, node in touched if path in counts}
+    found = ((path, changes.table(node)) for path, node in touched)
+    tables = {path: table for path, table in found if table is not None}
+    named = {path: table.coords()[:_CHUNKS].tolist() for path, table in tables.items()}
     return Status(
         changed.created,
         changed.updated,
         changed.deleted,
-        counts,
+        {path: len(table) for path, table in tables.items()},
         changed.moved,
         {
             paths[node]: shape
             for node, shape in changes.truncated.items()
             if node in paths and view.by_id.get(node) is not None
         },
-        {path: tuple(map(tuple, coords.tolist())) for path, coords in named.items()},
+        {path: tuple(map(tuple, coords)) for path, coords in named.items()},
         changed.fields,
     )
-
-
-def _first_chunks(changes: ChangeSet, node_id: bytes) -> IndexArray:
-    """Coordinates of the first changed chunks of a node, in C order."""
-    layers = sorted(changes.layers(node_id), key=lambda rows: rows.box.lo)
-    found = np.zeros((0, layers[0].box.ndim), np.int64)
-    for rows in layers:
-        if len(found) == _CHUNKS and tuple(found[-1].tolist()) < tuple(rows.box.lo):
-            break  # spilled rows that cannot be among the first are not fetched
-        both = np.concatenate([found, changes.rows(rows).coords()[:_CHUNKS]])
-        found = np.unique(both, axis=0)[:_CHUNKS] if both.shape[1] else both[:1]
-    return found
 
 
 def summary(contents: SessionView) -> str:
