@@ -265,7 +265,8 @@ class SnapshotPreload:
 
 def _tables_of(view: SnapshotView) -> Iterator[tuple[int, BlobRef, Sequence[Part]]]:
     """All objects with chunk tables, and their tables: position of the delta, or -1."""
-    for ref in view.manifests_here():  # a preload loads no pages: each has copies of small ones
+    # A preload loads no pages: each has copies of small ones.
+    for ref in view.pages.manifests_here():
         yield -1, ref.blob, ref.parts
     for at, entry in enumerate(view.snapshot.deltas):
         if entry.embedded:
@@ -279,11 +280,12 @@ def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
 
 
 def _plan(objects: ObjectReader, options: Preload, view: SnapshotView) -> list[BlobRef]:
-    known = {part.node_id for ref in view.manifests_here() for part in ref.parts} | view.touched()
+    here = view.pages.manifests_here()
+    known = {part.node_id for ref in here for part in ref.parts} | view.touched()
     # Of thousands of arrays few are coordinates, and only these are examined further.
     wanted = {
         node.node_id
-        for node in view.nodes_here()
+        for node in view.nodes.here()
         if node.node_id in known and node.array is not None
         if options.arrays is not None or node.array.is_coordinate(node.path)
         if options.arrays is None or options.matches(absolute(node.path))

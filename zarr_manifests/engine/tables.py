@@ -101,14 +101,6 @@ class SnapshotTables:
             found = self._index = self.pages.index(0)
         return found
 
-    def of_base[T](self, kind: type[T], make: Callable[[], T]) -> T:
-        """A value that depends on the base alone, shared by all snapshots with that base.
-
-        It is kept while there is room, and must not be changed.
-        """
-        base = self.snapshot.base
-        return make() if base is None else self._objects.derived(base, kind, make)
-
     def _leaf(self, leaf: PlacedLeaf, loaded: Mapping[Any, Any]) -> ChunkTable:
         """The leaf's table; `loaded` may have what was loaded of its manifest."""
         return self._objects.table(leaf.manifest, leaf.part, loaded)

@@ -6,8 +6,8 @@ full has every chunk; tables in memory or fetched with the snapshot are looked u
 assumes that every chunk it sets is new, and that a chunk it removes did not exist. The numbers are
 then marked as upper bounds. A compaction that merges everything of an array counts it anew.
 
-If the base has pages, a commit reads those of the nodes it touches, and adds their difference to
-the sums of the snapshot before.
+A commit adds the difference of the nodes it touches to the sums of the snapshot before, and reads
+the pages of these nodes only.
 
 Invariant: a number marked exact is exact for every reader of the snapshot, whatever was in memory.
 """
@@ -47,15 +47,9 @@ from zarr_manifests.planning.merge import inside, rows_at
 if TYPE_CHECKING:
     from zarr_manifests.reports import Usage
 
-_LOOKED_THROUGH: Final = 16_384
-"""Rows of deltas that are merged to look up a few chunks; more for more chunks."""
 _UNKNOWN: Final = -1
 _UNSURE: Final = Amount(chunks_exact=False, nbytes_exact=False)
 _NOT_TOLD: Final = (NotAtHandError, CorruptObjectError)  # readers get the error of damage
-
-
-class _BaseAmounts(dict[bytes, Amount]):
-    """A base's amounts by node; kept, since there may be thousands and each commit needs them."""
 
 
 def amounts_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Amount]:
@@ -63,8 +57,7 @@ def amounts_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Am
 
     With `stop`, only up to the entry at that position of the read list, exclusive.
     """
-    base = view.of_base(_BaseAmounts, lambda: _BaseAmounts(_counted(view.counts)))
-    return _laid_over(dict(base), view.base_sequence, view.snapshot.deltas[:stop])
+    return _laid_over(_counted(view.counts), view.base_sequence, view.snapshot.deltas[:stop])
 
 
 def changes_of(view: SnapshotView) -> dict[bytes, Amount]:
@@ -161,13 +154,8 @@ class Effect(Struct, frozen=True, eq=False):
     def sums(self, parent: SnapshotView, entry: DeltaEntry, delta: Delta) -> dict[str, int]:
         """The sums after the commit on `parent`; `entry` is the commit's, with the counts."""
         known = parent.snapshot.sums
-        if parent.pages.is_inline or "arrays" not in known:
-            amounts = amounts_of(parent)
-            lay_over(amounts, entry)
-            named = {*delta.deleted, *(node.path for node in delta.nodes)}
-            parent.pages.all()
-            stay = (node for node in parent.nodes_here() if node.path not in named)
-            return sums_of(amounts, (*stay, *delta.nodes))
+        if "arrays" not in known:
+            known = sums_of(amounts_of(parent), parent.nodes.values())
         touched = _touched(parent, delta, {count.node_id for count in self.counts}, self.paths)
         amounts = _amounts_among(parent, touched)
         before = sums_of(amounts, touched.before.values())
@@ -242,7 +230,7 @@ class _Counter:
         self._objects = objects
         self._at_hand = view.at_hand()
         self._amounts = amounts
-        self._boxes: dict[bytes, list[tuple[Box, int]]] = {}
+        self._boxes: dict[bytes, list[Box]] = {}
 
     def counts(
         self, delta: Delta, tables: Mapping[bytes, Sequence[Rows]], nodes: Iterable[Node]
@@ -258,7 +246,7 @@ class _Counter:
         for entry in self._view.snapshot.deltas:
             for part in entry.parts():
                 if part.node_id in touched:
-                    self._boxes.setdefault(part.node_id, []).append((part.box, part.count))
+                    self._boxes.setdefault(part.node_id, []).append(part.box)
         found = {
             node_id: self._change(node_id, delta.truncated.get(node_id), tables.get(node_id, ()))
             for node_id in touched
@@ -323,7 +311,7 @@ class _Counter:
         if not len(coords):
             return there, lengths
         around = Box.around_coords(coords)
-        over = [box for box, _ in self._boxes.get(node_id, ()) if box.overlaps(around)]
+        over = [box for box in self._boxes.get(node_id, ()) if box.overlaps(around)]
         near = self._near(node_id, coords, over)
         if cut is not None:
             near &= inside(coords, cut)
@@ -332,9 +320,6 @@ class _Counter:
             return there, lengths
         there[near] = 1 if self._is_full(node_id) else _UNKNOWN
         lengths[near] = _UNKNOWN
-        rows = sum(count for _, count in self._boxes.get(node_id, ()))
-        if rows > _LOOKED_THROUGH + 4 * len(due):
-            return there, lengths
         try:
             table = self._at_hand.chunks_at(node_id, due)
         except _NOT_TOLD:
@@ -368,7 +353,7 @@ class _Counter:
     def _all_boxes(self, node_id: bytes) -> list[Box]:
         """Boxes around everything stored of the node."""
         around = self._view.index.around(node_id)
-        boxes = [box for box, _ in self._boxes.get(node_id, ())]
+        boxes = self._boxes.get(node_id, [])
         return boxes if around is None else [*boxes, around]
 
 

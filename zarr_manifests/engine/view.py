@@ -47,7 +47,7 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.metrics import Meter, connect
 from zarr_manifests.planning.garbage import tells_about
 from zarr_manifests.planning.leaves import PlacedLeaf
-from zarr_manifests.planning.live_deltas import TableSource, any_at, rows_in
+from zarr_manifests.planning.live_deltas import TableSource, rows_in
 from zarr_manifests.planning.live_deltas import check_axes as check_axes
 from zarr_manifests.planning.merge import Overlay, owned, pick, within
 from zarr_manifests.runtime import Runtime
@@ -141,18 +141,6 @@ class SnapshotView(SnapshotTables):
     def counts(self) -> tuple[Count, ...]:
         """The base's chunk counts; loads all its pages."""
         return self.pages.counts()
-
-    def nodes_here(self) -> Iterable[Node]:
-        """The nodes that are known without a request; all of them if the base has no pages."""
-        return self.nodes.here()
-
-    def is_here(self, paths: Iterable[str]) -> bool:
-        """Whether looking up the nodes at these paths needs no request."""
-        return all(map(self.pages.is_here, paths))
-
-    def manifests_here(self) -> tuple[ManifestRef, ...]:
-        """The leaves that are known without a request; all of them if the base has no pages."""
-        return self.pages.manifests_here()
 
     @classmethod
     def open(
@@ -314,11 +302,12 @@ class SnapshotView(SnapshotTables):
         """
         self._check_leaves(node_id, coords.shape[1])
         box = Box.around_coords(coords)
-        due = [
-            leaf for leaf in self.index.placed_in(node_id, box) if leaf.part.box.holds(coords).any()
-        ]
-        sources = self._sources(node_id).where(any_at(coords, due), coords.shape[1])
-        asked = Asked(lambda table: pick(table, coords), box, due)
+        near = [(leaf, leaf.part.box.holds(coords)) for leaf in self.index.placed_in(node_id, box)]
+        due = [leaf for leaf, here in near if here.any()]
+        covered = sum(int(here.sum()) for _, here in near) == len(coords)
+        since = min(leaf.merged for leaf in due) if covered else 0
+        sources = self._sources(node_id).holding(coords, since)
+        asked = Asked(lambda table: pick(table, coords), box, due, outside=not covered)
         return self._resolved(node_id, sources, [asked])[0]
 
     def chunks_in(

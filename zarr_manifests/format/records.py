@@ -184,7 +184,7 @@ def unpack(data: bytes | memoryview) -> Any:
     most = _FREE_CONTAINERS + len(data) // _BYTES_A_CONTAINER
     hooks: dict[str, Any] = {}
     # Counting costs time; skip it if too few bytes could start a list or map.
-    if len(data) > most and _like_containers(data, most) > most:
+    if len(data) > most and _like_containers(data) > most:
         hooks = {"list_hook": (count := _Count(most)), "object_hook": count}
     try:
         _skip(data)
@@ -229,15 +229,9 @@ def _slices(data: bytes, unpacker: Any, count: int) -> list[bytes]:
     return [data[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def _like_containers(data: bytes | memoryview, most: int) -> int:
-    """How many bytes could start a list or map: 0x80 to 0x9f and 0xdc to 0xdf.
-
-    Or how many are from 0x80, which is found faster, if these are not more than `most`.
-    """
+def _like_containers(data: bytes | memoryview) -> int:
+    """How many bytes could start a list or map: 0x80 to 0x9f and 0xdc to 0xdf."""
     values = np.frombuffer(data, np.uint8)
-    high = int(np.count_nonzero(values >= 0x80))
-    if high <= most:
-        return high
     return int(np.count_nonzero(values & 0xE0 == 0x80) + np.count_nonzero(values & 0xFC == 0xDC))
 
 

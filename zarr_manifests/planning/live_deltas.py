@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import gt
 from typing import Final
 
@@ -43,7 +43,6 @@ from zarr_manifests.format.manifest import (
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray, corners
-from zarr_manifests.planning.leaves import PlacedLeaf
 from zarr_manifests.planning.merge import (
     Layer,
     Overlay,
@@ -182,18 +181,20 @@ class LiveSources:
                 return Reach(tuple(places), base=False)
         return Reach(tuple(places), dropped < 0)
 
-    def where(self, wanted: Callable[[int, Box], bool], ndim: int) -> list[TableSource]:
-        """The sources with at least one wanted table, from the oldest to the newest.
-
-        `wanted` is called with the sequence and the box of each table.
+    def holding(self, coords: IndexArray, after: int) -> list[TableSource]:
+        """The sources newer than `after` that may have any of these chunks, oldest first.
 
         Raises
         ------
         CorruptObjectError
-            If a table has not `ndim` axes.
+            If a table has other axes than the chunks.
         """
-        self._check_axes(ndim)
-        return [s for s in self.sources if any(wanted(s.last, part.box) for part in s.parts)]
+        found = set[TableSource]()
+        for row in np.flatnonzero(self.overlap(Box.around_coords(coords))).tolist():
+            source, number = self._places[row].source, self._places[row].number
+            if source.last > after and source.parts[number].box.holds(coords).any():
+                found.add(source)
+        return [source for source in self.sources if source in found]
 
     def deciding(self, box: Box) -> list[TableSource]:
         """The sources that may decide where a chunk of the box is, from the oldest to the newest.
@@ -291,27 +292,6 @@ class Stack:
             tables = () if merged.table is None else (merged.table,)
             self._layers.append((group[-1][0], Layer(merged.truncated, tables)))
         self._new, self._old = 0, sum(len(t) for _, layer in self._layers for t in layer.tables)
-
-
-def any_at(coords: IndexArray, leaves: Sequence[PlacedLeaf]) -> Callable[[int, Box], bool]:
-    """Return a test whether a table of a given sequence and box can have any of these chunks."""
-    outside = np.ones(len(coords), np.bool_)
-    by_merged: dict[int, list[IndexArray]] = {}
-    for leaf in leaves:
-        here = leaf.part.box.holds(coords)
-        by_merged.setdefault(leaf.merged, []).append(coords[here])
-        outside &= ~here
-    by_merged.setdefault(0, []).append(coords[outside])
-    joined = [(after, np.concatenate(found)) for after, found in by_merged.items()]
-    groups = [(after, some, Box.around_coords(some)) for after, some in joined if len(some)]
-
-    def wanted(last: int, box: Box) -> bool:
-        return any(
-            last > after and around.overlaps(box) and bool(box.holds(some).any())
-            for after, some, around in groups
-        )
-
-    return wanted
 
 
 # --- presence ----------------------------------------------------------------------------------

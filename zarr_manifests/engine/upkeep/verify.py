@@ -123,7 +123,7 @@ def wrong_counters(view: SnapshotView, parent: Snapshot | None = None) -> list[s
         path = absolute(node.path)
         wrong += [f"{path} has {what}" for what in _against(told[node.path], chunks, nbytes)]
     due = sums_of(amounts, nodes)
-    return wrong + list(_wrong_sums(view.snapshot, due, paged=not view.pages.is_inline))
+    return wrong + list(_wrong_sums(view.snapshot, due))
 
 
 def _touched(snapshot: Snapshot, parent: Snapshot | None) -> set[bytes] | None:
@@ -154,14 +154,14 @@ def _against(told: Amount, chunks: int, nbytes: int) -> Iterator[str]:
             yield f"{there} {what}, and counters say {said}{'' if exact else ' at most'}"
 
 
-def _wrong_sums(snapshot: Snapshot, due: dict[str, int], *, paged: bool) -> Iterator[str]:
+def _wrong_sums(snapshot: Snapshot, due: dict[str, int]) -> Iterator[str]:
     """Sums that differ from the counters; old snapshots have no sums.
 
-    With a base in pages a commit adds to the sums before, and bounds among these stay bounds.
+    A commit adds to the sums before, and bounds among these stay bounds.
     """
     for name, number in snapshot.sums.items():
         exact = due.get(name.removesuffix("-at-most"))
-        bound = paged and name.endswith("-at-most") and exact is not None and number >= exact
+        bound = name.endswith("-at-most") and exact is not None and number >= exact
         if due.get(name) != number and not bound:
             due_number = due.get(name, "not known")
             yield f"the sum of {name} is {due_number}, and the snapshot says {number}"
