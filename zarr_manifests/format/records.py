@@ -39,7 +39,6 @@ from enum import IntEnum
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
 import msgpack
-import numpy as np
 import zstandard
 from msgspec import Meta, Struct, ValidationError, convert, to_builtins
 from msgspec.structs import force_setattr, replace
@@ -183,8 +182,7 @@ def unpack(data: bytes | memoryview) -> Any:
     """
     most = _FREE_CONTAINERS + len(data) // _BYTES_A_CONTAINER
     hooks: dict[str, Any] = {}
-    # Counting costs time; skip it if too few bytes could start a list or map.
-    if len(data) > most and _like_containers(data) > most:
+    if len(data) > most:  # else there are not enough bytes for more
         hooks = {"list_hook": (count := _Count(most)), "object_hook": count}
     try:
         _skip(data)
@@ -227,12 +225,6 @@ def _slices(data: bytes, unpacker: Any, count: int) -> list[bytes]:
         unpacker.skip()
         ends.append(unpacker.tell())
     return [data[start:end] for start, end in itertools.pairwise(ends)]
-
-
-def _like_containers(data: bytes | memoryview) -> int:
-    """How many bytes could start a list or map: 0x80 to 0x9f and 0xdc to 0xdf."""
-    values = np.frombuffer(data, np.uint8)
-    return int(np.count_nonzero(values & 0xE0 == 0x80) + np.count_nonzero(values & 0xFC == 0xDC))
 
 
 def _skip(data: bytes | memoryview) -> None:
