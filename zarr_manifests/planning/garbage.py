@@ -84,11 +84,12 @@ _PENDING_MOST = 64
 
 
 class Aged(Struct, frozen=True):
-    """A snapshot in a history: its reference, its id, and when it was written."""
+    """A snapshot in a history: its reference, its id, when it was written, and its parent."""
 
     ref: BlobRef
     snapshot_id: str
     written_ms: int
+    parent: BlobRef | None
 
 
 class Retention(Struct, frozen=True):
@@ -158,22 +159,16 @@ def kept_count(line: Sequence[Aged], retention: Retention, needed: Container[str
 
 
 def with_pending(
-    pending: Sequence[PendingDeletion],
-    lines: Sequence[Sequence[Aged]],
-    parents: Sequence[BlobRef | None],
+    pending: Sequence[PendingDeletion], lines: Iterable[Sequence[Aged]]
 ) -> tuple[PendingDeletion, ...] | None:
-    """Add pieces of history to what is pending.
-
-    Each piece is newest first; `parents` has the parent of its oldest snapshot.
-    None if there would be too many pieces to list.
-    """
+    """Add pieces of history, newest first, to what is pending; None if there would be too many."""
     found = list(pending)
     seen = {piece.newest.key for piece in found}
-    for line, parent in zip(lines, parents, strict=True):
+    for line in lines:
         if not line or line[0].ref.key in seen:
             continue
         seen.add(line[0].ref.key)
-        count = len(line)
+        count, parent = len(line), line[-1].parent
         for older in found:
             if parent is not None and older.newest.key == parent.key:
                 found.remove(older)  # the new piece continues with the old one

@@ -474,14 +474,6 @@ def _remove_temporary(context: Context) -> int:
 _LOG = logging.getLogger(__name__)
 
 
-class _Cut(Struct, frozen=True):
-    """A branch's history, split into what it keeps and what leaves it."""
-
-    kept: list[Aged]
-    gone: list[Aged]
-    last_parent: BlobRef | None
-
-
 def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryReport:
     """Cut the history of every branch as the retention says."""
     report = ExpiryReport()
@@ -490,23 +482,20 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
         nonlocal report
         whole = context.roots.whole(root)
         leased = frozenset(lease.snapshot for lease in whole.leases)
-        cuts = {
-            name: _cut(context, branch, retention, leased)
-            for name, branch in whole.branches.items()
-        }
-        if any(cut.gone for cut in cuts.values()) and (
-            held := _held_elsewhere(whole, cuts, leased)
-        ):
+        lines = {name: _line(context, branch) for name, branch in whole.branches.items()}
+        kept = {name: kept_count(line, retention, leased) for name, line in lines.items()}
+        held = _held_elsewhere(whole, lines, leased)
+        if held is not None and any(kept[name] < len(line) for name, line in lines.items()):
             _LOG.warning("nothing expires yet: %s is leased, and in no branch's history", held)
-            counts = {name: len(cut.kept) + len(cut.gone) for name, cut in cuts.items()}
-            report = ExpiryReport({}, counts, dry_run)
-            return root
+            kept = {name: len(line) for name, line in lines.items()}
+        gone = {name: line[kept[name] :] for name, line in lines.items()}
         report = ExpiryReport(
-            {n: tuple(a.snapshot_id for a in cut.gone) for n, cut in cuts.items() if cut.gone},
-            {name: len(cut.kept) for name, cut in cuts.items()},
+            {name: tuple(aged.snapshot_id for aged in line) for name, line in gone.items() if line},
+            kept,
             dry_run,
         )
-        return _applied(whole, cuts) if report.expired else root
+        floors = {name: line[kept[name] - 1].snapshot_id for name, line in lines.items()}
+        return _applied(whole, floors, [*gone.values()]) if report.expired else root
 
     opened(lambda: change(context.roots.read().root))
     if report.expired and not dry_run:
@@ -515,43 +504,33 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
     return report
 
 
-def _cut(
-    context: ReadContext, branch: Branch, retention: Retention, leased: frozenset[str]
-) -> _Cut:
-    line, parent = [], None
-    for ref, snapshot in ages(context, branch.head, branch.floor):
-        line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms))
-        parent = snapshot.parent
-    count = kept_count(line, retention, leased)
-    return _Cut(line[:count], line[count:], parent)
+def _line(context: ReadContext, branch: Branch) -> list[Aged]:
+    """The history of a branch, newest first."""
+    return [
+        Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms, snapshot.parent)
+        for ref, snapshot in ages(context, branch.head, branch.floor)
+    ]
 
 
-def _held_elsewhere(whole: Root, cuts: Mapping[str, _Cut], leased: Set[str]) -> str | None:
+def _held_elsewhere(
+    whole: Root, lines: Mapping[str, Sequence[Aged]], leased: Set[str]
+) -> str | None:
     """A leased snapshot that may be in a tag's history only, which would be lost; else None."""
     if has_expired(whole):
         return None  # tags have already lost their history
-    of_branches = {aged.snapshot_id for cut in cuts.values() for aged in (*cut.kept, *cut.gone)}
+    of_branches = {aged.snapshot_id for line in lines.values() for aged in line}
     of_tags = {snapshot_id_of(ref.key) for ref in whole.tags.values()}
     return min(leased - of_branches - of_tags, default=None)
 
 
-def _applied(whole: Root, cuts: Mapping[str, _Cut]) -> Root:
-    """The root with floors where the branches were cut; every branch then has one."""
-    branches = {
-        name: replace(branch, floor=cuts[name].kept[-1].snapshot_id)
-        for name, branch in whole.branches.items()
-    }
-    pending = with_pending(
-        whole.pending,
-        [cut.gone for cut in cuts.values()],
-        [cut.last_parent for cut in cuts.values()],
-    )
+def _applied(whole: Root, floors: Mapping[str, str], gone: Sequence[Sequence[Aged]]) -> Root:
+    """The root with these floors; every branch then has one."""
+    pending = with_pending(whole.pending, gone)
     # The first expiry also cuts the history of tags, which is not listed as pending.
-    listed = pending is not None and whole.branches["main"].floor is not None
-    listed = listed or (pending is not None and not whole.tags)
+    listed = pending is not None and (has_expired(whole) or not whole.tags)
     return replace(
         whole,
-        branches=branches,
+        branches={n: replace(branch, floor=floors[n]) for n, branch in whole.branches.items()},
         pending=whole.pending if pending is None else pending,
         swept=whole.swept if listed else 0,
     )
