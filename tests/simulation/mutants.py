@@ -247,7 +247,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ancestry, "find_left", anywhere)
 
 
-@mutant("Refs can be restored from before the last collection.", 7)
+@mutant("Refs can be restored from before the last collection.", 6)
 def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_check_restorable", lambda root, version: None)
 
@@ -481,7 +481,7 @@ def marked_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "_begin", early)
 
 
-@mutant("A collection deletes without archiving the root it starts from.", 1)
+@mutant("A collection deletes without archiving the root it starts from.", 2)
 def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
     begin = collect._begin
 
@@ -504,7 +504,7 @@ def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
 # --- looking and going back --------------------------------------------------------------------
 
 
-@mutant("A verification reports damage without checking against the newer root.", 48)
+@mutant("A verification reports damage without checking against the newer root.", 106)
 def looked_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda context, root: False)
 

@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, int]] = {
     "merges": {
         "merges landed": 8,
         "branches moved by merges": 2,
-        "merges refused: ConflictError": 6,
+        "merges refused: ConflictError": 4,
     },
     "finders": {"named again": 4, "refused a name": 4},
 }
