@@ -36,7 +36,7 @@ type _Values = npt.NDArray[Any]
 
 _MOST_SUM: Final = 2**62
 _FLOAT: Final = np.dtype(np.float64)
-_SLAB: Final = 2**17
+_SLAB: Final = 2**18
 """Number of values in chunks that are measured together; larger chunks are measured one by one."""
 _quiet: Final = np.errstate(invalid="ignore", over="ignore")
 """A sum may be of infinities of both signs, or too large."""
