@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -348,37 +348,26 @@ def _reached(icechunk: Any, container: VirtualContainer) -> tuple[Any, Any] | No
     """How icechunk reads at a container, and with which credentials; None if it cannot."""
     scheme, path = container.place
     options, credentials = dict(container.options), icechunk.credentials
-    access = {
-        "file": credentials.LocalFileSystemAccess,
-        **dict.fromkeys(WEB, credentials.HttpAccess),
-    }
-    if scheme not in access:
-        elsewhere = "profile" in options or (scheme != "s3" and options.get("endpoint") is not None)
-        if scheme not in _CLOUDS or container.credentials is not None or elsewhere:
-            return None
-        how = "anonymous" if options.get("anonymous") else "from_env"
-        access[scheme] = getattr(credentials, f"{_CLOUDS[scheme]}_{how}_credentials")()
-    return _place_for(icechunk, scheme, path, options), access[scheme]
-
-
-def _place_for(icechunk: Any, scheme: str, path: str, options: Mapping[str, Any]) -> Any:
-    """How icechunk reads a place; nothing secret is among it."""
-    match scheme:
-        case "file":
-            return icechunk.local_filesystem_store(path)
-        case "s3":
-            endpoint = options.get("endpoint")
-            return icechunk.s3_store(
-                region=options.get("region"),
-                endpoint_url=endpoint,
-                allow_http=bool(options.get("allow_http")),
-                anonymous=bool(options.get("anonymous")),
-                s3_compatible=endpoint is not None,
-                force_path_style=endpoint is not None and not options.get("virtual_hosted"),
-            )
-        case "gs":
-            return icechunk.gcs_store()
-        case "az":
-            return icechunk.ObjectStoreConfig.Azure({"account": str(options.get("account", ""))})
-        case _:
-            return icechunk.http_store()
+    if scheme == "file":
+        return icechunk.local_filesystem_store(path), credentials.LocalFileSystemAccess
+    if scheme in WEB:
+        return icechunk.http_store(), credentials.HttpAccess
+    endpoint = options.get("endpoint")
+    elsewhere = "profile" in options or (scheme != "s3" and endpoint is not None)
+    if scheme not in _CLOUDS or container.credentials is not None or elsewhere:
+        return None
+    if scheme == "s3":
+        store = icechunk.s3_store(
+            region=options.get("region"),
+            endpoint_url=endpoint,
+            allow_http=bool(options.get("allow_http")),
+            anonymous=bool(options.get("anonymous")),
+            s3_compatible=endpoint is not None,
+            force_path_style=endpoint is not None and not options.get("virtual_hosted"),
+        )
+    elif scheme == "gs":
+        store = icechunk.gcs_store()
+    else:
+        store = icechunk.ObjectStoreConfig.Azure({"account": str(options.get("account", ""))})
+    how = "anonymous" if options.get("anonymous") else "from_env"
+    return store, getattr(credentials, f"{_CLOUDS[scheme]}_{how}_credentials")()
