@@ -303,15 +303,12 @@ class IngestedFile(Report, Struct, frozen=True):
         Its first row in the arrays, and how many it has.
     nbytes : int
         Its size.
-    snapshot_id : str
-        The commit that has it.
     """
 
     url: str
     start: int
     rows: int
     nbytes: int
-    snapshot_id: str
 
 
 class IngestReport(Report, Struct, frozen=True):
@@ -319,8 +316,8 @@ class IngestReport(Report, Struct, frozen=True):
 
     Parameters
     ----------
-    snapshot_ids : tuple of str
-        The commits it made, oldest first; empty if there was nothing to do.
+    snapshot_id : str or None
+        The commit it made; None if there was nothing to do.
     added, replaced : tuple of IngestedFile
         Files whose rows were appended, and files that had changed.
     failed : tuple of Problem
@@ -332,11 +329,11 @@ class IngestReport(Report, Struct, frozen=True):
 
     Examples
     --------
-    >>> print(IngestReport((), (), (), (), 365, 0.5))
+    >>> print(IngestReport(None, (), (), (), 365, 0.5))
     nothing to do: 365 files were there already
     """
 
-    snapshot_ids: tuple[str, ...]
+    snapshot_id: str | None
     added: tuple[IngestedFile, ...]
     replaced: tuple[IngestedFile, ...]
     failed: tuple[Problem, ...]
@@ -357,9 +354,9 @@ class IngestReport(Report, Struct, frozen=True):
             (len(self.failed), f"{len(self.failed):,} left out"),
         )
         done = ", ".join(what for count, what in counts if count) or "no files"
-        if self.snapshot_ids:
+        if self.snapshot_id is not None:
             rate = round(self.nbytes / self.seconds) if self.seconds > 0 else 0
-            done += f", in {count_text(len(self.snapshot_ids), 'commit')}: "
+            done += ", in 1 commit: "
             done += f"{bytes_text(self.nbytes)} in {self.seconds:.1f} s, {bytes_text(rate)}/s"
-        yield done if self.snapshot_ids else f"nothing to do: {done}"
+        yield done if self.snapshot_id is not None else f"nothing to do: {done}"
         yield from (f"  left out {file}" for file in self.failed)

@@ -124,7 +124,6 @@ def ingest(
     encoding: Mapping[str, Mapping[str, Any]] | None = None,
     on_error: Literal["fail", "report"] = "fail",
     on_changed: Literal["error", "replace"] = "error",
-    files_per_commit: int | None = None,
     message: str | None = None,
     storage_options: Mapping[str, object] | None = None,
     runner: TaskRunner | None = None,
@@ -167,8 +166,6 @@ def ingest(
     on_changed : {"error", "replace"}, default "error"
         What to do about files that have changed since they were ingested: raise an error that names
         them, or write their rows again. A changed file must have the labels it had.
-    files_per_commit : int, optional
-        The number of files in a commit; by default all files are one commit.
     message : str, optional
         The commit message.
     storage_options : mapping, optional
@@ -185,8 +182,8 @@ def ingest(
     Raises
     ------
     InvalidArgumentError
-        If files cannot be opened, do not agree or have changed, or if an argument is invalid. The
-        commit that was being made is not made; with `files_per_commit`, earlier ones remain.
+        If files cannot be opened, do not agree or have changed, or if an argument is invalid.
+        Nothing is committed.
     ConflictError
         If others keep changing the group at the same time.
     UnsupportedStorageError
@@ -210,8 +207,6 @@ def ingest(
         if value not in known:
             told = " or ".join(map(repr, known)) + " or a function" * (name == "open")
             raise InvalidArgumentError(f"{name} must be {told}, not {value!r}")
-    if files_per_commit is not None and (type(files_per_commit) is not int or files_per_commit < 1):
-        raise InvalidArgumentError(f"files_per_commit must be 1 or more, not {files_per_commit!r}")
     if not isinstance(open_options, Mapping | None):
         raise InvalidArgumentError(f"open_options must be a mapping, not {open_options!r}")
     for name, key in ((name, key) for name, how in (encoding or {}).items() for key in how):
@@ -244,7 +239,6 @@ def ingest(
         encoding=dict(encoding or {}),
         reports=on_error == "report",
         replaces=on_changed == "replace",
-        files_per_commit=files_per_commit,
         message=message,
     ).run(target, urls)
 
@@ -294,7 +288,6 @@ class _Ingestion(Struct, kw_only=True, dict=True):
     encoding: Mapping[str, Mapping[str, Any]]
     reports: bool
     replaces: bool
-    files_per_commit: int | None
     message: str | None
     waiting: dict[str, FileFacts] = {}
     changed: set[str] = set()
@@ -302,6 +295,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
     added: list[IngestedFile] = []
     replaced: list[IngestedFile] = []
     unchanged: int = 0
+    snapshot_id: str | None = None
 
     def run(self, target: Repository | Storage, urls: Sequence[str]) -> IngestReport:
         """Ingest files into a repository; of one that is not there yet, there is the storage."""
@@ -320,8 +314,8 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         if self.waiting:
             repositories.write_into(target, self._write_all, make=True)
         files = tuple(self.added), tuple(self.replaced), tuple(self.failed.values())
-        ids = dict.fromkeys(file.snapshot_id for file in (*self.added, *self.replaced))
-        return IngestReport(tuple(ids), *files, self.unchanged, SYSTEM.monotonic_s() - began)
+        seconds = SYSTEM.monotonic_s() - began
+        return IngestReport(self.snapshot_id, *files, self.unchanged, seconds)
 
     def _look_at(self, urls: Sequence[str], known: Mapping[str, _Record]) -> None:
         """Find what files hold that are new or have changed."""
@@ -344,21 +338,18 @@ class _Ingestion(Struct, kw_only=True, dict=True):
             self.waiting.pop(url, None)
         if not self.failed or self.reports:
             return
-        besides = "more " if self.added or self.replaced else ""
         raise InvalidArgumentError(
-            f"{count_text(len(self.failed), 'file')} cannot be ingested; nothing {besides}was "
-            "committed. Give on_error='report' to leave such files out: "
-            f"{listed(self.failed.values())}"
+            f"{count_text(len(self.failed), 'file')} cannot be ingested; nothing was committed. "
+            f"Give on_error='report' to leave such files out: {listed(self.failed.values())}"
         )
 
     def _write_all(self, repository: Repository) -> None:
-        """Commit all files, as many at a time as asked for."""
+        """Commit all files, again if others come first."""
         attempts = 0
         while self.waiting:
             session = repository.writable_session(self.branch)
             try:
                 self._commit(session)
-                attempts = 0
             except ConflictError:
                 attempts += 1
                 if attempts > repository.config.commits.attempts:
@@ -367,7 +358,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
                 self._leave_out(error.files)
 
     def _commit(self, session: Session) -> None:
-        """Write as many of the files as a commit takes, and commit them.
+        """Write the files, and commit them.
 
         Raises
         ------
@@ -377,22 +368,21 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         known = _read_records(session.store, self.group)
         rows = _GroupRows(session.store, self.group, self.source)
         placed = self._place(known, rows)
-        batch = placed[: self.files_per_commit]
-        if not batch:
+        if not placed:
             return
         if not rows.arrays:
-            _create_arrays(session, self.group, self.source, batch[0].file.url, self.encoding)
+            _create_arrays(session, self.group, self.source, placed[0].file.url, self.encoding)
             rows = _GroupRows(session.store, self.group, self.source)
             rows.choose_units(placed)
-        rows.grow(max(each.stop for each in batch))
-        for run in runs(batch) if batch[0].file.axis else ():
+        rows.grow(max(each.stop for each in placed))
+        for run in runs(placed) if placed[0].file.axis else ():
             rows.write_axis(session, run)
-        _add_records(session.store, self.group, batch, self.source.text)
-        self._write_rows(session, batch, rows)
-        made = session.commit(self.message or f"ingest {len(batch):,} files")
-        for each in batch:
+        _add_records(session.store, self.group, placed, self.source.text)
+        self._write_rows(session, placed, rows)
+        self.snapshot_id = session.commit(self.message or f"ingest {len(placed):,} files")
+        for each in placed:
             file = self.waiting.pop(each.file.url)
-            ingested = IngestedFile(file.url, each.start, file.rows, file.nbytes, made)
+            ingested = IngestedFile(file.url, each.start, file.rows, file.nbytes)
             (self.replaced if file.url in self.changed else self.added).append(ingested)
 
     def _place(self, known: Mapping[str, _Record], rows: _GroupRows) -> list[FileRows]:
@@ -425,7 +415,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
             raise FailedFilesError(*(Problem(file.url, reason) for file, reason in unfit))
         return placed
 
-    def _write_rows(self, session: Session, batch: Sequence[FileRows], rows: _GroupRows) -> None:
+    def _write_rows(self, session: Session, placed: Sequence[FileRows], rows: _GroupRows) -> None:
         """Have tasks write the files, and merge what they wrote.
 
         Raises
@@ -433,15 +423,15 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         FailedFilesError
             After all of them, if some could not read files.
         """
-        nbytes = sum(each.file.nbytes for each in batch)
+        nbytes = sum(each.file.nbytes for each in placed)
         most = max(_TASKS * self.runner.parallelism, nbytes // _TASK_BYTES[1])
-        groups = write_groups(batch, rows.unit, most, _TASK_BYTES[0])
+        groups = write_groups(placed, rows.unit, most, _TASK_BYTES[0])
         target = session.fork() if self.runner.elsewhere else session
         results = self.runner.run(partial(_write, target, self.group, self.source), groups)
         forks: list[Fork] = []
         failed: list[Problem] = []
-        files = {file.url for file in (*self.added, *self.replaced)}
-        expect("writing files", len(files) + len(self.waiting))
+        files: set[str] = set()
+        expect("writing files", len(placed))
         for group, written in zip(groups, results, strict=True):
             if isinstance(written, FailedFilesError):
                 failed += written.files

@@ -64,16 +64,13 @@ def names(report: Any) -> dict[str, list[str]]:
 # --- one commit ------------------------------------------------------------------------------
 
 
-def test_a_commit_every_so_many_files(files, tmp_path):
+def test_files_are_one_commit(files, tmp_path):
     place = tmp_path / "r"
     how = {"t": {"shards": (4, 4, 4), "chunks": (2, 2, 2)}}
-    report = zm.ingest(
-        files, place, append_dim="time", files_per_commit=2, message="days", encoding=how
-    )
-    assert str(report).startswith("5 files added, in 3 commits")
-    assert messages(place) == ["days"] * 3
-    ids = [file.snapshot_id for file in report.added]
-    assert ids == [report.snapshot_ids[n] for n in (0, 0, 1, 1, 2)]
+    report = zm.ingest(files, place, append_dim="time", message="days", encoding=how)
+    assert str(report).startswith("5 files added, in 1 commit")
+    assert messages(place) == ["days"]
+    assert report.snapshot_id == zm.open(place).list_branches()["main"]
     xr.testing.assert_identical(opened(place), days(*range(5)))
 
 
@@ -201,7 +198,7 @@ def test_the_same_list_does_nothing_and_a_longer_one_appends(files, tmp_path):
     place = tmp_path / "r"
     ingest(SPARK, [*files[:2], files[0]], place, append_dim="time")
     report = ingest(SPARK, files[:2], place, append_dim="time")
-    assert (report.snapshot_ids, report.unchanged, report.added) == ((), 2, ())
+    assert (report.snapshot_id, report.unchanged, report.added) == (None, 2, ())
     report = ingest(SPARK, files, place, append_dim="time")
     assert (names(report), report.unchanged) == ({"added": ["2", "3", "4"]}, 2)
     assert messages(place) == ["ingest 2 files", "ingest 3 files"]
@@ -224,7 +221,7 @@ def test_a_changed_file_is_an_error_unless_it_is_to_be_replaced(files, tmp_path)
     expected = days(*range(5))
     expected["t"][2:4] *= -1
     xr.testing.assert_identical(opened(place), expected)
-    assert ingest(SPARK, files, place, on_changed="replace", **how).snapshot_ids == ()
+    assert ingest(SPARK, files, place, on_changed="replace", **how).snapshot_id is None
 
 
 # --- two at once -----------------------------------------------------------------------------
@@ -347,7 +344,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(files, tmp_path)
     zm.write(day(0)[["lat"]], tmp_path / "r", message="no time")
     with pytest.raises(InvalidArgumentError, match="no array in the group '/' has the dimension"):
         ingest(SPARK, files, tmp_path / "r", append_dim="time")
-    assert ingest(SPARK, [], tmp_path / "s", append_dim="time").snapshot_ids == ()
+    assert ingest(SPARK, [], tmp_path / "s", append_dim="time").snapshot_id is None
     assert not zm.exists(tmp_path / "s")
 
 
