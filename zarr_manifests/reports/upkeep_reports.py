@@ -88,10 +88,8 @@ class RewriteReport(Report, Struct, frozen=True, kw_only=True):
         Shapes of the chunks, before and after.
     shards : tuple of two shapes or None
         Shapes of the shards, before and after; None without shards.
-    values_bytes : int
-        Bytes of all values, not encoded.
-    chunks_before, stored_bytes : int
-        Chunks or shards of the old array that are there, and their bytes.
+    chunks_before : int
+        Chunks or shards of the old array that are there.
     reads_per_chunk : float
         How often each of these is read, on average.
     chunks_after : int
@@ -104,9 +102,7 @@ class RewriteReport(Report, Struct, frozen=True, kw_only=True):
     snapshot_id: str | None
     chunks: tuple[Coords, Coords]
     shards: tuple[Coords | None, Coords | None]
-    values_bytes: int
     chunks_before: int
-    stored_bytes: int
     reads_per_chunk: float
     chunks_after: int
     tasks: int

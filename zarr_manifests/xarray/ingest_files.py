@@ -147,8 +147,9 @@ def ingest(
         The dimension along which the files are joined. A file that has it only as a scalar is one
         row.
     open : {"netcdf", "hdf5", "zarr", "grib"} or callable, default "netcdf"
-        What the files are. A function takes a local path or a URL, and returns a dataset, whose
-        values are stored as they are.
+        What the files are. NetCDF-3 takes the package scipy, netCDF-4 and HDF5 take h5netcdf, and
+        GRIB takes cfgrib, on the driver and on every worker. A function takes a local path or a
+        URL, and returns a dataset, whose values are stored as they are.
     variables : sequence of str, optional
         What to take besides the coordinates; all variables by default.
     open_options : mapping, optional
@@ -243,10 +244,6 @@ def ingest(
     ).run(target, urls)
 
 
-def _they_are(urls: Sequence[str]) -> str:
-    return listed(urls) + (" is" if len(urls) == 1 else " are")
-
-
 # --- what tasks do ---------------------------------------------------------------------------
 
 
@@ -307,9 +304,10 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         self.changed = self.waiting.keys() & known.keys()
         self.unchanged = len(urls) - len(self.waiting) - len(self.failed)
         if self.changed and not self.replaces:
+            verb = "is" if len(self.changed) == 1 else "are"
             raise InvalidArgumentError(
-                f"{_they_are(sorted(self.changed))} not what was ingested: size, time, variables "
-                "or options differ. Give on_changed='replace' to write the rows again"
+                f"{listed(sorted(self.changed))} {verb} not what was ingested: size, time, "
+                "variables or options differ. Give on_changed='replace' to write the rows again"
             )
         if self.waiting:
             repositories.write_into(target, self._write_all, make=True)

@@ -211,17 +211,8 @@ class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
             import fsspec
 
             place = fsspec.open(url).open()
-        try:
-            how: dict[str, Any] = {**_STORED, **_ENGINES[self.kind], **self.options}
-            return xr.open_dataset(place, **how)
-        except ValueError as error:
-            if "installed" not in str(error) and "engine" not in str(error):
-                raise
-            raise InvalidArgumentError(
-                f"no package that is installed can open it as {self.kind}: netCDF-3 takes scipy, "
-                "netCDF-4 and HDF5 take h5netcdf, and GRIB takes cfgrib, on the driver and on "
-                f"every worker ({error})"
-            ) from error
+        how: dict[str, Any] = {**_STORED, **_ENGINES[self.kind], **self.options}
+        return xr.open_dataset(place, **how)
 
     def _chosen(self, ds: xr.Dataset) -> xr.Dataset:
         """The chosen variables and their coordinates, each row of them along the dimension."""
