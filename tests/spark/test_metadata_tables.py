@@ -20,12 +20,6 @@ NO_SPARK: Final[Any] = None
 """Where a call needs no session."""
 
 COLUMNS: Final = {
-    "snapshots": "snapshot_id string, parent_id string, written_at timestamp, kind string, "
-    "message string, metadata string, author string, written map<string,bigint>, "
-    "commit_id string, totals map<string,bigint>",
-    "operations": "version bigint, at timestamp, operation string, ref string, "
-    "snapshot_id string, operation_id string, by string, before string",
-    "manifests": "key string, set_name string, refs bigint, nbytes bigint, arrays bigint",
     "arrays": "path string, zarr_format int, dtype string, dimensions array<string>, "
     "shape array<bigint>, chunk_shape array<bigint>, shard_shape array<bigint>, "
     "attributes string, grid_chunks decimal(38,0), chunks bigint, chunks_exact boolean, "
@@ -70,32 +64,8 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 def rows(repo: Repository, table: str, path: str | None = None) -> list[dict[str, Any]]:
     """The rows of a table that the driver makes, at the head of main."""
-    found: list[dict[str, Any]] = driver_table(
-        repo, repo.readonly_session(), table, path
-    ).to_pylist()
+    found: list[dict[str, Any]] = driver_table(repo.readonly_session(), table, path).to_pylist()
     return found
-
-
-def test_snapshots_are_the_ancestry(repo: Repository) -> None:
-    found, expected = rows(repo, "snapshots"), list(repo.ancestry())
-    for row, one in zip(found, expected, strict=True):
-        metadata = row.pop("metadata")
-        row |= {name: dict(row[name]) for name in ("written", "totals")}
-        assert row == {name: getattr(one, name) for name in row}
-        assert (metadata == '{"run": 1}') == (one.message == "first")
-    assert {"first", "second", "third"} <= {row["message"] for row in found}
-    assert found[-1]["parent_id"] is None
-    tagged = driver_table(repo, repo.readonly_session("second"), "snapshots")
-    assert tagged["snapshot_id"].to_pylist() == [one.snapshot_id for one in expected[1:]]
-
-
-def test_operations_and_manifests_are_the_repositorys(repo: Repository) -> None:
-    for table, expected in (
-        ("operations", list(repo.ops_log())),
-        ("manifests", repo.explain_manifests().manifests),
-    ):
-        found = rows(repo, table)
-        assert found == [{name: getattr(one, name) for name in found[0]} for one in expected]
 
 
 def test_arrays_have_their_metadata_and_totals(repo: Repository) -> None:
@@ -125,8 +95,8 @@ def test_a_path_is_an_array_or_all_below_a_group(repo: Repository) -> None:
 
 def test_tables_without_rows_have_their_columns() -> None:
     repo = zm.create("memory://empty-tables")
-    for table in ("manifests", "arrays", "chunks", "statistics"):
-        found = driver_table(repo, repo.readonly_session(), table)
+    for table in COLUMNS:
+        found = driver_table(repo.readonly_session(), table)
         assert not len(found)
         assert found.column_names == [one.split()[0] for one in COLUMNS[table].split(", ")]
         assert pa.null() not in found.schema.types
@@ -146,11 +116,7 @@ def test_tables_have_their_columns_in_spark(spark: SparkSession, repo: Repositor
     for table, columns in COLUMNS.items():
         frame = metadata_table(spark, repo.storage.url, table)  # type: ignore[arg-type]
         assert ", ".join(f"{name} {kind}" for name, kind in frame.dtypes) == columns
-        assert frame.count() == len(driver_table(repo, repo.readonly_session(), table))
-    metadata_table(spark, repo, "snapshots").createOrReplaceTempView("snapshots")
-    seconds = spark.sql("SELECT unix_seconds(written_at) AS s FROM snapshots").collect()
-    expected = [int(one.written_at.timestamp()) for one in repo.ancestry()]
-    assert [row.s for row in seconds] == expected
+        assert frame.count() == len(driver_table(repo.readonly_session(), table))
     empty = metadata_table(spark, repo, "statistics", path="empty")
     assert (empty.count(), empty.columns[0]) == (0, "path")
     assert metadata_table(spark, repo, "chunks", path="/empty").collect() == []
@@ -204,9 +170,5 @@ def test_statistics_are_those_of_the_chunks() -> None:
 
 
 def test_what_cannot_be_asked_for_is_said(repo: Repository) -> None:
-    with pytest.raises(InvalidArgumentError, match="no table 'snapshot': did you mean snapshots"):
-        metadata_table(NO_SPARK, repo.storage.url, "snapshot")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="snapshots is not about arrays"):
-        metadata_table(NO_SPARK, repo.storage.url, "snapshots", path="/air")
-    with pytest.raises(InvalidArgumentError, match="of the whole repository"):
-        metadata_table(NO_SPARK, repo.storage.url, "operations", version="main")
+    with pytest.raises(InvalidArgumentError, match="no table 'array': did you mean arrays"):
+        metadata_table(NO_SPARK, repo.storage.url, "array")  # type: ignore[arg-type]

@@ -8,17 +8,15 @@ Each function takes a Spark session and the repository: a path, a URL, a `Storag
 All other arguments, what is returned and what is raised are as for the method that its docstring
 names.
 
-`metadata_table` makes DataFrames of what a repository says of itself, from its history to its
-chunks. The driver makes the tables, mostly by `to_arrow` from what a repository returns.
+`metadata_table` makes DataFrames of what a snapshot says of its arrays and chunks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +30,11 @@ from zarr_manifests.keys import ArrayMeta, absolute
 from zarr_manifests.reports import (
     CollectionReport,
     CompactionReport,
-    LoggedOperation,
-    ManifestPlace,
     RewriteReport,
-    SnapshotInfo,
     StatisticsReport,
     VerifyReport,
 )
 from zarr_manifests.repositories import Location, repository_of
-from zarr_manifests.repository import Repository
 from zarr_manifests.rewriting import rewrite_chunks as rewrite
 from zarr_manifests.session import Session, estimate_of
 from zarr_manifests.spark.job import made_frame, shared_repository
@@ -52,18 +46,9 @@ __all__ = ["compact", "compute_statistics", "garbage_collect", "rewrite_chunks",
 
 type Options = Mapping[str, object] | None
 
-_TABLES: Final = ("snapshots", "operations", "manifests", "arrays", "chunks", "statistics")
-
 _TEXT: Final = pa.string()
 _NUMBER: Final = pa.int64()
 _SHAPE: Final = pa.list_(_NUMBER)
-_COLUMNS: Final[Mapping[Any, pa.DataType]] = {
-    str: _TEXT,
-    int: _NUMBER,
-    datetime: pa.timestamp("us", tz="UTC"),
-    Mapping[str, int]: pa.map_(_TEXT, _NUMBER),
-    Mapping[str, Any]: _TEXT,  # as JSON
-}
 _ARRAYS: Final = pa.schema(
     {"path": _TEXT, "zarr_format": pa.int32(), "dtype": _TEXT, "dimensions": pa.list_(_TEXT)}
     | dict.fromkeys(("shape", "chunk_shape", "shard_shape"), _SHAPE)
@@ -181,23 +166,19 @@ def rewrite_chunks(
 def metadata_table(
     spark: SparkSession,
     url: Location,
-    table: Literal["snapshots", "operations", "manifests", "arrays", "chunks", "statistics"],
+    table: Literal["arrays", "chunks", "statistics"],
     *,
     path: str | None = None,
     version: str | None = None,
     storage_options: Options = None,
 ) -> DataFrame:
-    """Read what a repository says of itself; no chunk is read.
+    """Read what a snapshot says of its arrays and chunks; no chunk is read.
 
     The driver makes the table. Name a path where chunks are too many for its memory.
 
     ============  ================================================================================
     table         one row per
     ============  ================================================================================
-    `snapshots`   snapshot of the history, newest first: what the commit did (`written`), and what
-                  the snapshot holds (`totals`), as in `SnapshotInfo`; `metadata` is JSON
-    `operations`  operation on branches and tags, newest first, as in `Repository.ops_log`
-    `manifests`   manifest of the base, as in `Repository.explain_manifests`
     `arrays`      array: type, dimensions, shape, attributes (as JSON), chunks and bytes; these are
                   upper bounds where `chunks_exact` or `chunk_bytes_exact` is false
     `chunks`      chunk that is there: where its bytes are, and their checksum. A sharded array's
@@ -217,10 +198,9 @@ def metadata_table(
     table : str
         One of the table above.
     path : str, optional
-        For `arrays`, `chunks` and `statistics`: only this array, or all below this group.
+        Only this array, or all below this group.
     version : str, optional
-        As for `Repository.readonly_session`; `snapshots` starts there. The log of
-        operations is that of the whole repository.
+        As for `Repository.readonly_session`.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
 
@@ -232,7 +212,7 @@ def metadata_table(
     Raises
     ------
     InvalidArgumentError
-        If there is no such table, or an argument does not apply to it.
+        If there is no such table.
     NotARepositoryError
         If there is no repository.
     NotFoundError
@@ -245,67 +225,16 @@ def metadata_table(
     >>> chunks = metadata_table(spark, "winds", "chunks", path="/u")  # doctest: +SKIP
     >>> chunks.groupBy("location").sum("length").show()  # doctest: +SKIP
     """
-    if table not in _TABLES:
-        raise InvalidArgumentError(f"there is no table {table!r}: {known_as(table, _TABLES)}")
-    if path is not None and table not in ("arrays", "chunks", "statistics"):
-        raise InvalidArgumentError(
-            f"the table {table} is not about arrays: leave out path, or choose the table arrays, "
-            "chunks or statistics"
-        )
-    if table == "operations" and version is not None:
-        raise InvalidArgumentError(
-            "the log of operations is that of the whole repository: leave out version, and filter "
-            "by its columns ref and at"
-        )
+    if table not in _MADE:
+        raise InvalidArgumentError(f"there is no table {table!r}: {known_as(table, _MADE)}")
     repository = repository_of(url, storage_options)
-    made = driver_table(repository, repository.readonly_session(version), table, path)
+    made = driver_table(repository.readonly_session(version), table, path)
     return made_frame(spark, made, from_arrow_schema(made.schema))
 
 
-def driver_table(
-    repository: Repository, session: Session, table: str, path: str | None = None
-) -> pa.Table:
+def driver_table(session: Session, table: str, path: str | None = None) -> pa.Table:
     """Make a table, as `metadata_table` documents it, without Spark."""
-    if table == "snapshots":
-        # Its `id` is its `snapshot_id`.
-        return to_arrow(repository.ancestry(session.snapshot_id), SnapshotInfo)
-    if table == "operations":
-        return to_arrow(repository.ops_log(), LoggedOperation)
-    if table == "manifests":
-        return to_arrow(repository.explain_manifests(session.snapshot_id).manifests, ManifestPlace)
-    arrays = _arrays_of(session, path)
-    if table == "arrays":
-        return _arrays(session, arrays)
-    return (_chunks if table == "chunks" else _statistics)(session, arrays)
-
-
-def to_arrow(rows: Iterable[object], kind: type) -> pa.Table:
-    """Make a table of values of one class, with a column for each of its attributes.
-
-    Columns have the names of the struct's fields, and the types of their annotations.
-
-    Examples
-    --------
-    >>> from zarr_manifests.reports import ManifestPlace
-    >>> from zarr_manifests.spark.maintenance import to_arrow
-    >>> table = to_arrow([ManifestPlace(None, "default", 12, 340, 1)], ManifestPlace)
-    >>> table.select(["key", "set_name", "refs"]).to_pylist()
-    [{'key': None, 'set_name': 'default', 'refs': 12}]
-    """
-    listed, columns = list(rows), {}
-    for name, hint in get_type_hints(kind).items():
-        what = hint if hint in _COLUMNS else get_args(hint)[0]  # or None
-        values = [getattr(row, name) for row in listed]
-        if what == Mapping[str, Any]:
-            values = [_as_json(value) for value in values]
-        elif what == Mapping[str, int]:
-            values = [list(value.items()) for value in values]
-        columns[name] = pa.array(values, _COLUMNS[what])
-    return pa.table(columns)
-
-
-def _as_json(values: Mapping[str, Any]) -> str:
-    return json.dumps(dict(values), default=str, sort_keys=True)
+    return _MADE[table](session, _arrays_of(session, path))
 
 
 def _arrays_of(session: Session, path: str | None) -> dict[str, ArrayMeta]:
@@ -326,7 +255,13 @@ def _arrays(session: Session, arrays: Mapping[str, ArrayMeta]) -> pa.Table:
         shapes = array.shape, array.chunks, array.shards
         kind = path, array.metadata.zarr_format, str(array.dtype), meta.dimension_names
         sizes = total.chunks, total.chunks_exact, total.nbytes, total.nbytes_exact
-        row = (*kind, *shapes, _as_json(array.attrs.asdict()), meta.grid.size, *sizes)
+        row = (
+            *kind,
+            *shapes,
+            json.dumps(array.attrs.asdict(), default=str, sort_keys=True),
+            meta.grid.size,
+            *sizes,
+        )
         rows.append(dict(zip(_ARRAYS.names, row, strict=True)))
     return pa.Table.from_pylist(rows, _ARRAYS)
 
@@ -359,3 +294,10 @@ def _texts(values: npt.NDArray[Any], bounded: npt.NDArray[np.bool_]) -> pa.Array
         # A bound may end within a character.
         values = np.char.decode(values, "utf-8", "replace")
     return pa.array(values.astype(str), _TEXT, mask=~bounded)
+
+
+_MADE: Final[Mapping[str, Callable[[Session, Mapping[str, ArrayMeta]], pa.Table]]] = {
+    "arrays": _arrays,
+    "chunks": _chunks,
+    "statistics": _statistics,
+}
