@@ -227,7 +227,7 @@ def test_any_commits_and_compactions(run: Run | None, seed: int) -> None:
 
 
 def test_memory_depends_on_what_is_worked_on_at_a_time() -> None:
-    """Besides the cache, not on how many refs there are, pending or in one array of the base."""
+    """Not on how many refs there are, pending or in one array of the base."""
     refs, commits = 400_000, 20
     storage = MemoryStorage()
     sets = {"default": {"max-manifest-size": 10_000}}
@@ -240,7 +240,7 @@ def test_memory_depends_on_what_is_worked_on_at_a_time() -> None:
         where = (rows - rows[0]) // 1_000, rows % 1_013 * 7_919, rows % 509 + 1
         session.store.set_virtual_refs("b", index, files, *where)
         session.commit("refs")
-    repository = zm.open(storage, cache={"max-size": 1_000_000})
+    repository = zm.open(storage)
     tracemalloc.start()
     with small_steps(20_000):
         report = repository.compact("main", "major")

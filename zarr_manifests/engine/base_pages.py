@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 
 from msgspec import Struct
 
-from zarr_manifests.engine.metadata import AtHand, ObjectReader
+from zarr_manifests.engine.metadata import ObjectReader
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.manifest import (
     Base,
@@ -477,8 +477,8 @@ class PagedIndex(BaseIndex):
         super().__init__(())
         self._pages, self._ids = pages, ids
 
-    def at_hand(self, objects: AtHand) -> PagedIndex:
-        """The same index, but a fetch raises `NotAtHandError` instead."""
+    def through(self, objects: ObjectReader) -> PagedIndex:
+        """The same index, which loads its pages through these objects."""
         pages = copy.copy(self._pages)
         pages._objects = objects
         return PagedIndex(pages, self._ids)

@@ -434,6 +434,23 @@ class AtHand(ObjectReader):
         raise NotAtHandError(ref.key)
 
 
+class Passing(ObjectReader):
+    """A view of the objects that keeps only the chunk tables that were decoded last."""
+
+    def __init__(self, objects: ObjectReader, max_size: int) -> None:
+        self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
+        self._runtime = objects._runtime
+        self._recent = DecodedCache(CacheOptions(max_size, 0), self._runtime, self.meter)
+
+    def table_in(self, ref: BlobRef, part: Part, find: Callable[[], bytes]) -> ChunkTable:
+        """A chunk table in the object; `find` returns it encoded."""
+        name = _table_name(ref, part)
+        found: ChunkTable | None = self.cache.find(name)
+        if found is None:
+            found = self._recent.obtain(name, lambda: Manifest.decode(part, find()))
+        return found
+
+
 def _table_name(ref: BlobRef, part: Part) -> tuple[Any, ...]:
     box = part.box  # without the part itself, whose hash is made in Python
     return "table", ref.key, ref.length, ref.crc32c, part.node_id, box.lo, box.hi, part.count

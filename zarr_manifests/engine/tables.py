@@ -147,7 +147,8 @@ class SnapshotTables:
         tables = {id(leaf): self._leaf(leaf, loaded) for leaf in leaves}
         since = self._sources(node_id).since
         found: list[ChunkTable | None] = []
-        for one, stack in zip(asked, stacks, strict=True):
+        for one in asked:
+            stack = stacks.pop(0)  # it takes memory
             afters = {since(leaf.merged) for leaf in one.leaves} | ({0} if one.outside else set())
             over = {after: stack.after(after) for after in afters}
             held = [one.narrow(tables[id(leaf)]) for leaf in one.leaves]

@@ -34,7 +34,14 @@ from zarr_manifests.engine.base_pages import NodeIds, PagedIndex, PagedNodes, Pa
 from zarr_manifests.engine.caches import ChunkCache
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.heartbeat import Heart
-from zarr_manifests.engine.metadata import AtHand, NotAtHandError, ObjectReader, Objects, Wanted
+from zarr_manifests.engine.metadata import (
+    AtHand,
+    NotAtHandError,
+    ObjectReader,
+    Objects,
+    Passing,
+    Wanted,
+)
 from zarr_manifests.engine.roots import RootAt, RootReader, Roots
 from zarr_manifests.engine.tables import Asked, SnapshotTables
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
@@ -178,10 +185,17 @@ class SnapshotView(SnapshotTables):
 
     def at_hand(self) -> SnapshotView:
         """The same view, but a fetch raises `NotAtHandError` instead."""
+        return self._through(AtHand(self._objects))
+
+    def passing(self, max_size: int) -> SnapshotView:
+        """The same view, but of tables it decodes it keeps only the last, up to so many bytes."""
+        return self._through(Passing(self._objects, max_size))
+
+    def _through(self, objects: ObjectReader) -> SnapshotView:
         view = copy.copy(self)
-        view._objects = AtHand(self._objects)
+        view._objects = objects
         if isinstance(self._index, PagedIndex):
-            view._index = self._index.at_hand(view._objects)
+            view._index = self._index.through(objects)
         return view
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:

@@ -81,6 +81,8 @@ from zarr_manifests.runtime import SYSTEM, Run
 
 BATCH_ROWS: Final = 1_000_000
 """Rows that are worked on at a time, about."""
+_ROW_BYTES: Final = 56
+"""A row of which no column is constant."""
 _PIECE_ROWS: Final = 250_000
 """Rows whose coordinates are in memory at once: these take several times as much as the rows."""
 
@@ -149,7 +151,8 @@ class Heap:
         outside: Collection[bytes],
         rows: int | None = None,
     ) -> None:
-        self.view, self.rows = view, rows or BATCH_ROWS
+        self.rows = rows or BATCH_ROWS
+        self.view = view.passing(self.rows * _ROW_BYTES)
         self.base, self._may = base, frozenset(outside)
         self._outside: dict[bytes, Outside] = {}
 
@@ -163,7 +166,7 @@ class Heap:
 
     def _tables_outside(self, node_id: bytes) -> Iterator[ChunkTable]:
         held = [(part.box, part.count) for part in self.view.live_parts(node_id) if part.count]
-        for region in batches(held, 2 * self.rows):
+        for region in batches(held, self.rows):
             leaves = self.base.placed_in(node_id, region)
             if sum(leaf.part.box.shared_size(region) for leaf in leaves) >= region.size:
                 continue
