@@ -612,7 +612,20 @@ def check_marks(
     head = context.objects.load(tip.head, Snapshot)
     if txn is not None:
         _check_txn(context, tip, head, txn, branch)
-    conflicts = [
+    conflicts = mark_conflicts(context, head, steps)
+    if conflicts:
+        raise ConflictError(
+            f"the last versions of applications on branch {branch!r} are not those that this "
+            "commit expects; nothing was committed. `repo.txn_versions(branch)` lists them",
+            conflicts,
+        )
+
+
+def mark_conflicts(
+    context: ReadContext, head: Snapshot, steps: Sequence[MarkStep]
+) -> list[Conflict]:
+    """The marks of a head that are not where their steps begin."""
+    return [
         Conflict(
             ConflictKind.TXN,
             "/",
@@ -622,12 +635,6 @@ def check_marks(
         for step in steps
         if (mark := mark_of(context, head, step.app)) != step.before
     ]
-    if conflicts:
-        raise ConflictError(
-            f"the last versions of applications on branch {branch!r} are not those that this "
-            "commit expects; nothing was committed. `repo.txn_versions(branch)` lists them",
-            conflicts,
-        )
 
 
 def _check_txn(context: Context, tip: Branch, head: Snapshot, txn: Txn, branch: str) -> None:

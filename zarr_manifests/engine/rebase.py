@@ -48,8 +48,8 @@ from zarr_manifests.engine.differences import (
     same_chunks,
     tables_of,
 )
-from zarr_manifests.engine.landing import moved, take_zones
-from zarr_manifests.engine.refs import BranchMovedError, mark_of, marks_of
+from zarr_manifests.engine.landing import mark_conflicts, moved, take_zones
+from zarr_manifests.engine.refs import BranchMovedError, marks_of
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import (
@@ -81,7 +81,6 @@ from zarr_manifests.planning.conflict import (
     Rebased,
     check_policy,
     rebase,
-    shown,
     steps_between,
 )
 from zarr_manifests.planning.merge import (
@@ -665,17 +664,7 @@ class Merging(Struct, frozen=True):
     def conflicts(self, context: Context, policy: Policy) -> tuple[Conflict, ...]:
         """All places where the source and the branch have different changes."""
         tip = context.objects.load(self.tip.head, Snapshot)
-        found = [
-            Conflict(
-                ConflictKind.TXN,
-                "/",
-                "txn",
-                f"both sides have moved the last version of {step.app!r}, from "
-                f"{shown(step.before)} to {shown(step.version)} and to {shown(mark)}",
-            )
-            for step in self.steps
-            if (mark := mark_of(context, tip, step.app)) != step.before
-        ]
+        found = mark_conflicts(context, tip, self.steps)
         if self.base.ref.key != self.tip.head.key:
             try:
                 rebasing = self.rebasing(policy)
