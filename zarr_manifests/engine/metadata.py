@@ -442,13 +442,9 @@ class Passing(ObjectReader):
         self._runtime = objects._runtime
         self._recent = DecodedCache(CacheOptions(max_size, 0), self._runtime, self.meter)
 
-    def table_in(self, ref: BlobRef, part: Part, find: Callable[[], bytes]) -> ChunkTable:
-        """A chunk table in the object; `find` returns it encoded."""
-        name = _table_name(ref, part)
-        found: ChunkTable | None = self.cache.find(name)
-        if found is None:
-            found = self._recent.obtain(name, lambda: Manifest.decode(part, find()))
-        return found
+    def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:
+        cache = self.cache if name[0] == OBJECT else self._recent
+        return cache.obtain(name, make)
 
 
 def _table_name(ref: BlobRef, part: Part) -> tuple[Any, ...]:
