@@ -54,7 +54,7 @@ def make(url: str, refs: int, kind: str) -> dict[str, Any]:
         session.store.set_virtual_refs("v", **refs_of(every * np.arange(refs), 0))
     session.commit("refs")
     repository.compact("main", "full")
-    (held,) = contents_of(repository.readonly_session("main").store).view.manifests
+    (held,) = contents_of(repository.readonly_session("main").store).view.pages.manifests()
     return {"blob": held.blob.bare()}
 
 

@@ -359,7 +359,7 @@ def sizing(case: Case) -> Iterator[Figure]:
             contestant.open().compact("main", "full")
             kinds = {"manifests"}  # of a base; what it is made of stays until it is collected
             head = contestant.open().readonly_session("main")
-            refs = contents_of(head.store).view.manifests
+            refs = contents_of(head.store).view.pages.manifests()
             total = sum(ref.blob.length for ref in refs)
         else:
             kinds = {"manifests"}

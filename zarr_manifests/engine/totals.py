@@ -57,7 +57,9 @@ def amounts_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Am
 
     With `stop`, only up to the entry at that position of the read list, exclusive.
     """
-    return _laid_over(_counted(view.counts), view.base_sequence, view.snapshot.deltas[:stop])
+    return _laid_over(
+        _counted(view.pages.counts()), view.base_sequence, view.snapshot.deltas[:stop]
+    )
 
 
 def changes_of(view: SnapshotView) -> dict[bytes, Amount]:

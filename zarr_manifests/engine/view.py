@@ -46,7 +46,7 @@ from zarr_manifests.engine.roots import RootAt, RootReader, Roots
 from zarr_manifests.engine.tables import Asked, SnapshotTables
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, NativeRef, Unset, VirtualRef
-from zarr_manifests.format.manifest import Base, Count, Delta, Digest, ManifestRef, Node
+from zarr_manifests.format.manifest import Base, Count, Delta, Digest, Node
 from zarr_manifests.format.records import BlobRef, pack
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
@@ -138,16 +138,6 @@ class SnapshotView(SnapshotTables):
         """The newest sequence of the delta or digest at that position of the read list."""
         ends = {entry.first: entry.stop for entry in self.snapshot.digests}
         return self.snapshot.deltas[ends.get(position, position + 1) - 1].last
-
-    @property
-    def manifests(self) -> tuple[ManifestRef, ...]:
-        """The base's leaf directory; loads all its pages."""
-        return self.pages.manifests()
-
-    @property
-    def counts(self) -> tuple[Count, ...]:
-        """The base's chunk counts; loads all its pages."""
-        return self.pages.counts()
 
     @classmethod
     def open(

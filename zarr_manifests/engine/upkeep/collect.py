@@ -578,7 +578,9 @@ def _holds(context: Context, branch: str, kept: int) -> bool:
     oldest = view.snapshot.sequence - kept + 1
     alive = {node.node_id for node in view.nodes.values()}
     old = [entry for entry in view.snapshot.deltas if entry.first <= oldest]
-    parts = chain.from_iterable([*(e.parts() for e in old), *(m.parts for m in view.manifests)])
+    parts = chain.from_iterable(
+        [*(e.parts() for e in old), *(m.parts for m in view.pages.manifests())]
+    )
     return any(map(_overwrites, old)) or any(part.node_id not in alive for part in parts)
 
 

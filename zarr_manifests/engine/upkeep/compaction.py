@@ -166,25 +166,25 @@ class _Work:
         self._ratio, self._run, self._told = ratio, run, 0
         self._keys = SessionKeys(root.version, context.runtime)
         self._view = view = context.open_branch(root.branches[branch])
-        self._old_base = BaseIndex(view.manifests)
+        self._manifests = view.pages.manifests()
+        self._old_base = BaseIndex(self._manifests)
         self._facts = node_facts(view, self._old_base)
         self._merges: Mapping[bytes, NodeMerge] = {}
         self._commit_id = b""
         self._base = view.snapshot.base
         self._new_base: Upload | None = None
-        self._sequence, self._counts = view.base_sequence, view.counts
+        self._sequence, self._counts = view.base_sequence, view.pages.counts()
         self._kept: dict[int, int] = {}  # old -> new position of entries that stay as they are
         self._uploads: list[Upload] = []
         self._written: list[Upload] = []  # what the last attempt to land has added
-        self._manifests = tuple(view.manifests)
         self._entries = view.snapshot.deltas
         self._done = Written()
         self.before = CompactionReport(
             mode=mode,
             deltas_before=len(self._entries),
             deltas_after=len(self._entries),
-            manifests_before=len(view.manifests),
-            manifests_after=len(view.manifests),
+            manifests_before=len(self._manifests),
+            manifests_after=len(self._manifests),
         )
 
     @property

@@ -447,7 +447,7 @@ def _unchanged(current: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[byt
 
 def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
     """Return which manifests hold the refs of a snapshot."""
-    config, manifests, pending = context.config, view.manifests, pending_rows(view)
+    config, manifests, pending = context.config, view.pages.manifests(), pending_rows(view)
     index = BaseIndex(manifests)
     numbers = {ref.blob.key: number for number, ref in enumerate(manifests)}
     facts = node_facts(view, index)
