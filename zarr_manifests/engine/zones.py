@@ -363,7 +363,7 @@ def add_to_index(
         if tip is None:
             raise NotFoundError(f"{operation}: branch {branch!r} was deleted; nothing was added")
         now = view if tip.head.key == view.ref.key else context.open_branch(tip)
-        moved, uploads = with_zones(context, tip, keys, (), now.manifests, now.by_id, zones)
+        moved, uploads = with_zones(context, tip, keys, (), now.pages.manifests(), now.by_id, zones)
         creates = [partial(context.objects.create, one.key, one.data) for one in uploads]
         context.runtime.parallel(creates)
         return replace(root, branches={**root.branches, branch: moved})
