@@ -66,7 +66,7 @@ def rows(frame: DataFrame) -> list[str]:
     [
         ({}, {}),
         (
-            {"variables": "b,a", "where": '{"y": [2, 4], "time": ["2024-01-02", null]}'},
+            {"variables": "b,a", "where": "y BETWEEN 2 AND 4 AND time >= '2024-01-02'"},
             {"variables": ["b", "a"], "where": {"y": (2, 4), "time": ("2024-01-02", None)}},
         ),
         ({"variables": "a", "layout": "chunk"}, {"variables": ["a"], "layout": "chunk"}),
@@ -115,7 +115,7 @@ def test_a_version_is_chosen_by_options(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_no_query_changes_the_rows_of_another(spark: SparkSession, repo: Repository) -> None:
-    whole, part = load(spark, repo, variables="a"), load(spark, repo, where='{"x": [90, null]}')
+    whole, part = load(spark, repo, variables="a"), load(spark, repo, where="x >= 90")
     assert whole.where("x >= 90").count() == part.count() == 20
     assert whole.count() == 200
     assert whole.where("x >= 90").union(whole.where("x < 20")).count() == 60

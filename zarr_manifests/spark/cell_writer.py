@@ -334,8 +334,6 @@ class WritePlan(Struct, frozen=True, kw_only=True):
         How many tasks write them.
     missing : str
         What becomes of cells without a row.
-    statistics : bool
-        Whether to measure what is written.
     """
 
     along: tuple[AlongAxis, ...]
@@ -344,7 +342,6 @@ class WritePlan(Struct, frozen=True, kw_only=True):
     cell_bytes: int
     tasks: int
     missing: str
-    statistics: bool
 
     def cell(self, position: Iterable[int]) -> str:
         """A cell by its labels, for messages."""
@@ -465,12 +462,8 @@ def write_cells(plan: WritePlan, fork: Fork, shares: Iterable[tuple[int, Any]]) 
     InvalidArgumentError
         If two rows are of one cell, or a cell gets no value and nothing stands for it.
     """
-    targets = [
-        ArrayTarget(
-            zarr.open_array(fork.store, path=one.path, mode="r+"), statistics=plan.statistics
-        )
-        for one in plan.variables
-    ]
+    arrays = [zarr.open_array(fork.store, path=one.path, mode="r+") for one in plan.variables]
+    targets = [ArrayTarget(array, statistics=True) for array in arrays]
     written = 0
     for number, several in itertools.groupby(shares, key=lambda share: share[0]):
         opened = _OpenBin(plan, number)

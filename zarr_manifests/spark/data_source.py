@@ -178,7 +178,6 @@ _WRITE: Final[_Options] = {
     "region": _region,
     "missing": _one_of("fill", "keep", "error"),
     "tolerance": _object('{"lat": 1e-6}'),
-    "statistics": _flag,
     "message": _text,
     "txn-app-id": _text,
     "txn-version": lambda value: _count(value, least=0),
@@ -286,10 +285,6 @@ def _parsed(given: Mapping[str, str]) -> tuple[str, dict[str, Any], list[str]]:
     for pair in _APART:
         if {*pair} <= texts.keys():
             faults.append(f"options {' and '.join(pair)} contradict each other: give one of them")
-    if "end-snapshot-id" in texts and "start-snapshot-id" not in texts:
-        faults.append(
-            "option end-snapshot-id needs start-snapshot-id; to read one snapshot, version"
-        )
     if faults:
         raise InvalidArgumentError("; ".join(faults))
     return location, arguments, list(texts)
@@ -370,7 +365,7 @@ class ManifestsDataSource(DataSource):
         repository = _opened(location, arguments)
         options = ReadOptions(**arguments)
         if changes:
-            ends = changes["start_snapshot_id"], changes.get("end_snapshot_id", "main")
+            ends = changes.get("start_snapshot_id"), changes.get("end_snapshot_id", "main")
             job = plan_changes(repository, options, self.facts, *ends)
         else:
             job = plan_read(repository, options, self.facts)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import batched, count
+from itertools import count
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -104,7 +104,6 @@ class WriteOptions(Struct, frozen=True, kw_only=True):
     encoding: Mapping[str, Mapping[str, Any]] | None = None
     missing: Literal["fill", "keep", "error"] = "fill"
     tolerance: Mapping[str, Any] | None = None
-    statistics: bool = True
     buffer_bytes: int = 256 * 1024**2
     max_tasks: int = 1000
     time_zone: str = "UTC"
@@ -336,7 +335,6 @@ def plan_write(
         cell_bytes=cell_bytes,
         tasks=min(len(bins), options.max_tasks),
         missing=options.missing,
-        statistics=options.statistics,
     )
     return plan if plan.tasks else None
 
@@ -587,7 +585,7 @@ def _create(
         arrays.open_array_in(store, name, shape)
     if new:
         coordinates = xr.Dataset(coords=new, attrs=empty.attrs)
-        to_session(coordinates, session, **how, statistics=options.statistics)
+        to_session(coordinates, session, **how)
 
 
 def _attributes(session: Session, group: str) -> dict[str, Any]:
@@ -614,8 +612,6 @@ def _blank(
 
 _WRONG: Final = -1
 """In place of the number of a bin: what is wrong with the rows."""
-_PIECES: Final = 16
-"""How many pieces of cells are handed to Spark at a time."""
 
 
 def write_dataframe(
@@ -635,7 +631,6 @@ def write_dataframe(
     message: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     branch: str = "main",
-    statistics: bool = True,
     buffer_bytes: int = 256 * 1024**2,
     max_tasks: int = 1000,
     storage_options: Mapping[str, object] | None = None,
@@ -686,8 +681,6 @@ def write_dataframe(
         Stored with the commit.
     branch : str, default "main"
         The branch to commit to.
-    statistics : bool, default True
-        Whether to record the bounds of chunks, for `Session.chunks_where`.
     buffer_bytes : int, default 268,435,456
         How much of decoded values a task holds. Chunks are written by as many tasks as that takes,
         and by at least as many as can run at once.
@@ -773,7 +766,7 @@ def foreach_batch(
         Options of `zarr_manifests.storage.from_url` for the path or URL.
     **options : optional
         `mode`, `append_dim`, `region`, `tolerance`, `metadata`,
-        `statistics`, `buffer_bytes` and `max_tasks` of `write_dataframe`.
+        `buffer_bytes` and `max_tasks` of `write_dataframe`.
 
     Returns
     -------
@@ -868,15 +861,14 @@ class _FrameRows:
 def _shares(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """What `share_cells` yields, as rows; or, in one more, what is wrong."""
     try:
-        for pieces in batched(share_cells(plan, batches), _PIECES):
-            yield _rows(pieces)
+        for number, cells in share_cells(plan, batches):
+            yield _row(number, cells)
     except InvalidArgumentError as error:
-        yield _rows([(_WRONG, PICKLE.dumps(error))])
+        yield _row(_WRONG, PICKLE.dumps(error))
 
 
-def _rows(pieces: Sequence[tuple[int, bytes]]) -> pa.RecordBatch:
-    numbers, cells = zip(*pieces, strict=True)
-    columns = [pa.array(numbers, pa.int64()), pa.array(cells, pa.binary())]
+def _row(number: int, cells: bytes) -> pa.RecordBatch:
+    columns = [pa.array([number], pa.int64()), pa.array([cells], pa.binary())]
     return pa.record_batch(columns, ["bin", "cells"])
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.planning.scan import Axis, Scan, plan_scan
+from zarr_manifests.planning.scan import Axis, Scan, one_run, plan_scan
 from zarr_manifests.planning.skipping import boxes_of, comparable, matching_cells, matching_runs
 from zarr_manifests.planning.where import Comparison, Moment, Where, parse_where, zone_of
 from zarr_manifests.reports import ChunkSelection
@@ -234,10 +234,9 @@ def _axes(
         # If chunks differ, the largest: if it is a multiple of the others, no chunk is read twice.
         chunk = max(chunks)
         mine = [each for each in where.comparisons if each.column == dim] if where else []
+        runs = one_run(0, size)
         if mine and size:
             runs = matching_runs(mine, source.coordinate(dim), size, **how)
-        else:
-            runs = np.array([[0, size]] if size else [], np.int64).reshape(-1, 2)
         axes.append(Axis(max(chunk, 1), runs))
     return axes
 
