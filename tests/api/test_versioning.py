@@ -265,6 +265,9 @@ def test_revert_conflicts_where_later_commits_changed_the_same(repository: Repos
     repository.revert(again)
     commit(repository, lambda s: s.move("g/x", "elsewhere"), "move")
     assert "moved" in refused(again).reason
+    moved = commit(repository, in_array("elsewhere", 4, 6, 80), "write")
+    commit(repository, lambda s: s.move("elsewhere", "back"), "move")
+    repository.revert(moved)  # chunks go with their array
 
 
 def test_a_group_that_has_got_children_is_not_reverted_away(repository: Repository) -> None:

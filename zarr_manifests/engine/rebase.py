@@ -117,6 +117,8 @@ class Rebasing(Struct, frozen=True):
         Whether only what is different on the branch in the end counts, and not what each commit
         did. The branch then need not come after the snapshot that the changes were made on.
         Conflicts list all chunks.
+    follows : bool
+        With `net`: whether chunks go with arrays that others have moved.
     relocating : Relocating, optional
         Whether appends go behind those of others.
     """
@@ -125,6 +127,7 @@ class Rebasing(Struct, frozen=True):
     policy: Policy = "fail"
     serializable: bool = False
     net: bool = False
+    follows: bool = False
     relocating: Relocating | None = None
 
 
@@ -255,7 +258,7 @@ def _onto(
         return context.open_branch(tip), Rebased((), mine.nodes, apart=True)
     if rebasing.net:
         on = context.open_branch(tip)
-        ours, theirs, done = _in_the_end(context, view, on, mine)
+        ours, theirs, done = _in_the_end(context, view, on, mine, follows=rebasing.follows)
         moved = _rebased(ours, theirs, view, on, mine, rebasing)
         dropped = dict(done)
         for node_id, coords in moved.dropped.items():
@@ -315,7 +318,7 @@ def _ends(view: SnapshotView, tip: Branch) -> tuple[str, str]:
 
 
 def _in_the_end(
-    context: ReadContext, view: SnapshotView, on: SnapshotView, mine: Mine
+    context: ReadContext, view: SnapshotView, on: SnapshotView, mine: Mine, *, follows: bool
 ) -> tuple[Changes, Changes, dict[bytes, IndexArray]]:
     """My changes, what makes `view` into `on` as far as it matters to them, and what is there.
 
@@ -325,6 +328,11 @@ def _in_the_end(
     was_made = (node for node in mine.nodes.values() if node and node.node_id not in view.by_id)
     twins = {node.path: node for node in was_made if on.nodes.get(node.path) == node}
     base = {**view.nodes, **twins}
+    for node_id in mine.tables if follows else ():
+        old, new = view.by_id.get(node_id), on.by_id.get(node_id)
+        if old and new and old.path not in mine.nodes and new.path not in base:
+            del base[old.path]
+            base[new.path] = replace(old, path=new.path)
     rows = {n: [rows_of(context.objects, r) for r in parts] for n, parts in mine.tables.items()}
     # What is cut off shows in shapes and chunks.
     ours = dict(Changes.of(base, mine.nodes, {}, _as_one(rows)))
@@ -581,7 +589,9 @@ def patch(
         take_zones(context, changes, commit.snapshot)
     try:
         tip = Branch(here.ref, here.snapshot.base)
-        changes = rebase_changes(context, old, tip, changes, Rebasing(net=True)).changes
+        changes = rebase_changes(
+            context, old, tip, changes, Rebasing(net=True, follows=True)
+        ).changes
     except ConflictError as error:
         what = "undone" if undo else "repeated"
         raise ConflictError(
