@@ -54,9 +54,6 @@ from zarr_manifests.planning.merge import (
 from zarr_manifests.report import Report
 from zarr_manifests.texts import count_text
 
-_MOST_DECIDED: Final = 1 << 20
-"""Chunks of a box up to which it is worth knowing for each whether it is decided."""
-
 
 def check_axes(box: Box, ndim: int) -> None:
     """Refuse a chunk table with other axes than its node: its chunks would read as absent.
@@ -199,26 +196,20 @@ class LiveSources:
     def deciding(self, box: Box) -> list[TableSource]:
         """The sources that may decide where a chunk of the box is, from the oldest to the newest.
 
-        Left out is a table of which newer tables have a row for every chunk of the box.
+        Left out is what is older than a table with a row for every chunk of the box.
 
         Raises
         ------
         CorruptObjectError
             If a table has other axes than the box.
         """
-        overlaps, found = self.overlap(box), set[TableSource]()
-        undecided = np.ones(box.shape if box.size <= _MOST_DECIDED else (), np.bool_)
-        for row in np.flatnonzero(overlaps)[::-1].tolist():
-            place = self._places[row]
-            part = place.source.parts[place.number]
-            here: tuple[slice, ...] = ()
-            if undecided.ndim:
-                bounds = zip(part.box.lo, part.box.hi, box.lo, strict=True)
-                here = tuple(slice(max(lo - at, 0), hi - at) for lo, hi, at in bounds)
-            if undecided[here].any():
-                found.add(place.source)
-                if undecided.ndim and part.count == part.box.size:
-                    undecided[here] = False
+        found = set[TableSource]()
+        for row in np.flatnonzero(self.overlap(box))[::-1].tolist():
+            source, number = self._places[row].source, self._places[row].number
+            found.add(source)
+            part = source.parts[number]
+            if part.count == part.box.size and part.box.shared_size(box) == box.size:
+                break
         return [source for source in self.sources if source in found]
 
     def in_order(self) -> Iterator[Truncation | TablePlace]:
