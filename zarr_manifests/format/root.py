@@ -539,7 +539,7 @@ def plan_spills(root: Root) -> list[PageSpill]:
     for stays in ("main", written):
         if stays not in root.deleted_branches:
             entries["branches"].pop(stays, None)
-    weights = {section: len(pack(each)) for section, each in entries.items()}
+    weights = {section: _weight(section, each) for section, each in entries.items()}
     section = max(SECTIONS, key=lambda section: weights[section])
     groups: dict[int | None, list[str]] = {}
     for name in entries[section]:
@@ -547,6 +547,14 @@ def plan_spills(root: Root) -> list[PageSpill]:
     spills = [PageSpill(section, page, tuple(group)) for page, group in groups.items()]
     spills.sort(key=lambda spill: (-len(spill.names), spill.page or 0))
     return spills if weights[section] > _BULK_BYTES else spills[:1]
+
+
+def _weight(section: Section, entries: Mapping[str, Any]) -> int:
+    """About the bytes that these entries take in the root."""
+    held: list[Any] = [value for value in entries.values() if value is not None]
+    if section == "tags":
+        held = [[name, ref] for name, ref in entries.items() if ref is not None]
+    return len(pack(held)) + sum(map(len, entries))
 
 
 def absorb(root: Root, spill: PageSpill, old: Page | None) -> list[tuple[str, int, Page]]:

@@ -403,6 +403,7 @@ class HistoryPage(MetadataObject, frozen=True):
 
 # --- snapshot -------------------------------------------------------------------------------------
 
+_LATER_COPY_BYTES: Final = 2 * 1024
 MOST_IN_SNAPSHOT: Final = 256
 MOST_IN_PAGE: Final = 1 << 20
 _NAME_BYTES: Final = 255
@@ -717,15 +718,22 @@ class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
     def with_delta_copies(self, known: Mapping[str, bytes]) -> Snapshot:
         """The same with copies of digests and deltas while they fit.
 
-        Digests come first, then deltas that opening needs. Deltas in a digest get no copy. The
-        budget is small, since each commit writes all copies again.
+        Digests come first, then deltas that opening needs, then a few others, which readers of
+        chunks would otherwise fetch with the leaf. Deltas in a digest get no copy. The budget is
+        small, since each commit writes all copies again.
         """
-        due = [i for i, entry in enumerate(self.deltas) if entry.at_open and not self._digested(i)]
-        wanted = [entry.blob for entry in self.digests] + [self.deltas[i].log for i in due]
+        due = [i for i in range(len(self.deltas)) if not self._digested(i)]
+        first = [i for i in due if self.deltas[i].at_open]
+        later = [i for i in due if not self.deltas[i].at_open]
+        wanted = [entry.blob for entry in self.digests] + [self.deltas[i].log for i in first]
         refs = with_copies(wanted, known, PARENT_COPY_BYTES)
+        room = PARENT_COPY_BYTES - sum(len(ref.copy or b"") for ref in refs)
+        others = [self.deltas[i].log for i in later]
+        refs += with_copies(others, known, min(room, _LATER_COPY_BYTES))
+        order = first + later
         digests = [replace(e, blob=ref) for e, ref in zip(self.digests, refs, strict=False)]
         deltas = [*self.deltas]
-        logs = dict(zip(due, refs[len(digests) :], strict=True))
+        logs = dict(zip(order, refs[len(digests) :], strict=True))
         for i, entry in enumerate(deltas):
             log = logs.get(i) or entry.log.bare()
             if log is not entry.log:  # most do not change
