@@ -580,43 +580,6 @@ def gather(
             values[(slice(None) if rows is None else rows, *part)] = tiles[at]
 
 
-def lying(
-    shape: Coords, coords: IndexArray, cells: npt.NDArray[Any], lo: Sequence[int]
-) -> npt.NDArray[Any] | None:
-    """A view of whole chunks, if they lie in memory one after another; else None.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        The shape of a chunk.
-    coords : int64[n, ndim]
-        Their coordinates.
-    cells : array
-        The cells of an array from `lo` on.
-    lo : sequence of int
-        The position of its first cell.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from zarr_manifests.decoding import lying
-    >>> lying((2,), np.array([[1], [2]]), np.array([1, 2, 3, 4, 5]), [2]).tolist()
-    [[1, 2], [3, 4]]
-    >>> lying((2,), np.array([[1], [2]]), np.array([1, 2, 3, 4, 5]), [3]) is None  # a part
-    True
-    """
-    if not cells.ndim:
-        return None
-    found = next(_pieces(shape, coords, cells, lo), None)
-    if found is None:
-        return None
-    _, part, tiles, at = found
-    whole = all(each == slice(0, size) for each, size in zip(part, shape, strict=True))
-    if not whole or at is not None or not tiles.flags.c_contiguous:
-        return None
-    return tiles.reshape(len(coords), *shape)
-
-
 type _Piece = tuple[
     IndexArray | None, tuple[slice, ...], npt.NDArray[Any], tuple[IndexArray, ...] | None
 ]

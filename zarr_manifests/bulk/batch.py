@@ -16,8 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +35,7 @@ from zarr.core.codec_pipeline import _resolve_max_workers
 from zarr.storage import StorePath
 from zarr.storage._utils import normalize_path
 
-from zarr_manifests.decoding import BulkDecoder, Chunks, InDoubtError, gather, lying, place
+from zarr_manifests.decoding import BulkDecoder, Chunks, InDoubtError, gather, place
 from zarr_manifests.engine.bulk_chunks import (
     ArrayKeys,
     ChunkFetch,
@@ -70,8 +69,6 @@ _MOST_LOOKED_UP: Final = 16
 """Up to so many chunks are looked up one by one, which reads only the newest delta of each."""
 _MOST_TAKEN: Final = 8
 _MOST_COPIED_BYTES: Final = 2 * 1024**2
-_MOST_KEPT_BYTES: Final = 8 * 1024**2
-_ROOMS: Final[list[npt.NDArray[np.uint8]]] = []
 _STEP_BYTES: Final = 1024**2
 """Bytes that are merged and encoded at a time: a processor's cache holds them."""
 
@@ -473,38 +470,28 @@ class _PartWriter:
 
     def put_pack(self, part: range) -> None:
         """Write chunks that are not compressed as one object."""
-        lying = self._lying(part)
-        with _room(len(part) * self._batch.chunk_bytes if lying is None else 0) as room:
-            values = self._in_stored_order(room, len(part)) if lying is None else lying
-            chunks = (room if lying is None else _bytes_of(lying)).reshape(len(part), -1)
-            empty: list[int] = []
-            checksums = np.empty(len(part), np.int64)
-            for rows in self._steps(part):
-                here = slice(rows.start - part.start, rows.stop - part.start)
-                if lying is None:
-                    self._fill(rows, values[here])
-                empty += [here.start + i for i in _empty(values[here], self._batch)]
-                checksums[here] = crc32c_of_each(list(chunks[here]))
-            keys, at = self._keys(part)
-            if empty or not at.in_order:
-                found = [None if i in empty else data.tobytes() for i, data in enumerate(chunks)]
-                self._workspace.set_chunks(keys, at, found)
-            else:
-                self._workspace.set_pack(keys, at, memoryview(_bytes_of(chunks)), checksums)
+        data = np.empty(len(part) * self._batch.chunk_bytes, np.uint8)
+        values, chunks = self._in_stored_order(data, len(part)), data.reshape(len(part), -1)
+        empty: list[int] = []
+        checksums = np.empty(len(part), np.int64)
+        for rows in self._steps(part):
+            here = slice(rows.start - part.start, rows.stop - part.start)
+            self._fill(rows, values[here])
+            empty += [here.start + i for i in _empty(values[here], self._batch)]
+            checksums[here] = crc32c_of_each(list(chunks[here]))
+        keys, at = self._keys(part)
+        if empty or not at.in_order:
+            found = [None if i in empty else chunk.tobytes() for i, chunk in enumerate(chunks)]
+            self._workspace.set_chunks(keys, at, found)
+        else:
+            self._workspace.set_pack(keys, at, memoryview(data), checksums)
 
-    def _lying(self, part: range) -> _Values | None:
-        """The new values of chunks, if these lie in memory one after another as in a pack."""
-        batch, corner = self._batch, self._corner
-        if corner is None or not self._decoder.is_plain(batch.cells.dtype):
-            return None
-        return lying(batch.spec.shape, self._keys(part)[1].coords, batch.cells, corner)
-
-    def _in_stored_order(self, room: npt.NDArray[np.uint8], number: int) -> _Values:
+    def _in_stored_order(self, data: npt.NDArray[np.uint8], number: int) -> _Values:
         """So many chunks in memory that is to be stored, of shape (chunks, *chunk shape)."""
         decoder = self._decoder
         shape = [self._batch.spec.shape[axis] for axis in decoder.order]
         back = np.argsort(decoder.order) + 1
-        values = room.view(decoder.stored).reshape(number, *shape)
+        values = data.view(decoder.stored).reshape(number, *shape)
         return values.transpose(0, *back.tolist())
 
     def _steps(self, part: range) -> list[range]:
@@ -571,22 +558,6 @@ class _PartWriter:
         return found
 
 
-@contextmanager
-def _room(nbytes: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """Memory for a pack, kept for the next one, since new memory takes as long as filling it."""
-    try:
-        room = _ROOMS.pop()
-    except IndexError:
-        room = np.empty(0, np.uint8)
-    if len(room) < nbytes:
-        room = np.empty(nbytes, np.uint8)
-    try:
-        yield room[:nbytes]
-    finally:
-        if not _ROOMS and nbytes <= _MOST_KEPT_BYTES:
-            _ROOMS.append(room)
-
-
 def _are_inside(coords: IndexArray, shape: Coords, corner: Coords, size: Coords) -> bool:
     """Whether the chunks lie wholly in the box of cells from `corner` on."""
     lo = coords * np.array(shape, np.int64) - np.array(corner, np.int64)
@@ -610,8 +581,4 @@ def _data(values: _Values, most_packed: int) -> bytes | memoryview:
     """Bytes of values; without a copy if they are written before the write returns."""
     if values.nbytes <= most_packed:
         return values.tobytes()
-    return memoryview(_bytes_of(np.ascontiguousarray(values)))
-
-
-def _bytes_of(values: _Values) -> npt.NDArray[np.uint8]:
-    return values.reshape(-1).view(np.uint8)
+    return memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
