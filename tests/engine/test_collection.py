@@ -137,13 +137,14 @@ def test_changes_over_what_has_expired_are_refused_whole() -> None:
     assert [change.snapshot_id for change in found] == written[4:]
 
 
-def test_the_head_after_an_expiry_cannot_be_amended_on_what_is_gone() -> None:
+def test_the_head_after_an_expiry_cannot_be_amended_nor_reverted_to_what_is_gone() -> None:
     repository = make(MemoryStorage())
     fill(repository, 2)
     session = repository.writable_session()
     repository.expire_snapshots(keep_last=1)
     with pytest.raises(ConflictError, match="expired"):
         session.amend("another message")
+    repository.garbage_collect(NOW)
     with pytest.raises(SnapshotExpiredError):
         repository.revert(session.snapshot_id)
 

@@ -180,8 +180,6 @@ def test_other_labels_are_refused(repo: zm.Repository, tmp_path: Path) -> None:
         zm.virtual.write(other, repo, append_dim="time")
     with pytest.raises(NotFoundError, match="/new/p"):
         zm.virtual.write(other[["p"]], repo, group="new", mode="r+")
-    with pytest.raises(InvalidArgumentError, match="drop variables"):
-        zm.virtual.write(other, repo, mode="a-")
 
 
 def test_what_is_noted_of_files(repo: zm.Repository, tmp_path: Path) -> None:
