@@ -3,12 +3,10 @@
 The repository exists once the root is written. Objects of a create that was killed before that are
 recognized by their names, and do not keep the next create from succeeding.
 
-On an object store it takes two rounds of requests. In the first the place is listed, the proof of
-its conditions begins, and the snapshot is written: under a random name, so that no condition is
-needed. The root is written while the proof ends, if it is known by then that it replaces no other.
-If the store turns out to ignore swaps, the root is deleted. Nobody has swapped it: whoever wants to
-finds out first. A store that ignores conditions keeps neither, and a place that is not empty keeps
-no snapshot.
+On an object store it takes two rounds of requests. In the first the place is listed, the store is
+tested for conditions, and the snapshot is written: under a random name, so that no condition is
+needed. The root is written in the second. A store that ignores conditions, and a place that is not
+empty, keep no snapshot.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from zarr_manifests.ids import (
     session_start,
     snapshot_id_of,
 )
-from zarr_manifests.runtime import Runtime, one_by_one
+from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.metered import unmetered
@@ -79,14 +77,13 @@ def create_repository(
         log=(LogEntry(1, now_ms, "create", branch, snapshot_id_of(head.key), by=runtime.who()),),
     )
     uploads, proof = (log, snapshot), unmetered(storage)
-    if not isinstance(proof, ProvesConditions):
+    if isinstance(proof, ProvesConditions):
+        _put_beside(proof, storage, runtime, uploads)
+    else:
         _refuse_stray(storage, storage.stray())
         _check_no_objects(storage, (info.key for info in storage.list()))
         runtime.parallel([partial(objects.create, u.key, u.data) for u in uploads])
-        at = Roots(storage, runtime).create(root)
-    else:
-        known = _put_beside(proof, storage, runtime, uploads)
-        at = _create_beside(proof, storage, runtime, root, uploads, at_once=known)
+    at = Roots(storage, runtime).create(root)
     if at is None:
         raise AlreadyExistsError(
             f"a repository was made at {storage.url} at the same moment; open it instead"
@@ -97,54 +94,21 @@ def create_repository(
 
 def _put_beside(
     proof: ProvesConditions, storage: Storage, runtime: Runtime, uploads: Sequence[Upload]
-) -> bool:
-    """Refuse a place that is not empty; beside that, write objects and begin the proof.
+) -> None:
+    """Refuse a place that is not empty, or ignores conditions; beside that, write the objects.
 
-    Return whether the store is known to create no object twice.
+    Of a place that is refused, what was written is deleted.
     """
-    calls: list[Callable[[], bool | None]] = [partial(_check_no_names, storage, proof)]
-    calls += [proof.begin_proof, *[partial(storage.put, u.key, u.data) for u in uploads]]
+    calls = [partial(_check_no_names, storage, proof), proof.prove]
+    calls += [partial(storage.put, upload.key, upload.data) for upload in uploads]
     try:
-        return bool(runtime.parallel(calls)[1])
+        runtime.parallel(calls)
     except BaseException:
         keys = [upload.key for upload in uploads]
         for withdraw in (proof.withdraw_proof, partial(storage.delete_many, keys)):
             with contextlib.suppress(StorageError):  # the first error says more
                 withdraw()
         raise
-
-
-def _create_beside(
-    proof: ProvesConditions,
-    storage: Storage,
-    runtime: Runtime,
-    root: Root,
-    uploads: Sequence[Upload],
-    *,
-    at_once: bool,
-) -> RootAt | None:
-    """Write the root beside the end of the proof, or after it; None if there is one already.
-
-    If the store ignores conditions, the root and the objects are deleted.
-    """
-    roots, made = Roots(storage, runtime), list[RootAt]()
-
-    def create() -> None:
-        made.extend(filter(None, [roots.create(root, archived=False)]))
-
-    try:
-        (runtime.parallel if at_once else one_by_one)([proof.end_proof, create])
-    except UnsupportedStorageError:
-        with contextlib.suppress(StorageError):  # the first error says more
-            storage.delete_many([*[ROOT_KEY for _ in made], *[upload.key for upload in uploads]])
-        raise
-    except StorageError:  # decides nothing: the first commit begins the proof again
-        if not made:
-            raise
-    for at in made:  # the first commit archives it otherwise
-        with contextlib.suppress(RuntimeError):  # no more threads: the program is ending
-            runtime.background(partial(roots.archive, at))
-    return made[0] if made else None
 
 
 def check_outside(storage: Storage) -> None:

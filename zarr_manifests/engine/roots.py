@@ -449,15 +449,13 @@ class Roots(RootReader):
         )
         return self.create(new, token)
 
-    def create(
-        self, root: Root, token: Token | None = None, *, archived: bool = True
-    ) -> RootAt | None:
+    def create(self, root: Root, token: Token | None = None) -> RootAt | None:
         """Write the first root of a repository, and its archive; None if there is one already."""
         data, bare = root.encode(), root.bare().encode()
         failure: StorageError | None = None
         try:
-            then_create = (archive_key(root.version), bare) if archived else None
-            new_token = self._storage.cas(ROOT_KEY, data, token, then_create=then_create)
+            archive = archive_key(root.version), bare
+            new_token = self._storage.cas(ROOT_KEY, data, token, then_create=archive)
         except StorageError as error:
             failure, new_token = error, None
         if new_token is not None:

@@ -19,10 +19,9 @@ How each promise is kept:
 No text of the client or the server is passed on (see `object_clients`), and errors are not chained
 to theirs.
 
-The test is one object, `.probe`. It is created, created again and replaced on an ETag that no
-object has. The first two requests can be sent early, together and beside others: where the store
-refuses one of them because the object exists, it respects that condition. Otherwise the second one
-is sent again, once the object is there for sure, beside the replacement.
+The test is one object, `.probe`. It is created twice and replaced on an ETag that no object has, by
+three requests at once. A store that respects conditions refuses all but one of them. What it did
+not refuse is sent again, once the object is there for sure.
 """
 
 from __future__ import annotations
@@ -92,9 +91,7 @@ _REFUSED: Final = dict.fromkeys(("exists", "changed", "absent", "contended"))
 _REMEMBERED: Final = 200_000
 
 _PROBE_KEY: Final = ".probe"  # not a valid key, so it is no object and never listed
-_PROBE: Final = (
-    b"Here it was tried whether this store heeds conditions. Leave it: it saves a request.\n"
-)
+_PROBE: Final = b"Here it was tried whether this store heeds conditions.\n"
 _NO_SUCH_ETAG: Final = '"00000000000000000000000000000000"'
 # By place and endpoint: the condition that a test has shown to be ignored; empty if there is none.
 _IGNORED: Final[dict[tuple[Endpoint, str | None], str]] = {}
@@ -128,7 +125,7 @@ class ObjectStorage:
         # Written by this object and not passed to `sync` yet: these are known to exist.
         self._written: dict[str, bool] = {}
         self._deletes_many = True
-        self._probed: list[Any] = []  # what came of creating the probe early
+        self._made_probe = False
         storage_class = options.get("storage_class")
         self._attributes = storage_class and {"Storage-Class": storage_class}
 
@@ -372,15 +369,15 @@ class ObjectStorage:
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
         check_key(key)
-        self.end_proof()
+        self.prove()
         made = self._ask("write", key, self._putting(key, data, "create"), exists=False)
         return self._noted(made, key, durable=durable)
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         check_key(key)
         if self._ignored is None:
-            await asyncio.to_thread(self.end_proof)
-        self.end_proof()
+            await asyncio.to_thread(self.prove)
+        self.prove()
         put, again = self._putting(key, data, "create", "put_async"), partial(self.create, key)
         made = await self._ask_async("write", key, put, partial(again, data), exists=False)
         return self._noted(made, key, durable=durable)
@@ -406,9 +403,7 @@ class ObjectStorage:
         check_key(key)
         if then_create is not None:
             check_key(then_create[0])
-        self._refuse_read_only()
-        if token is not None or not self._is_known_to_create_once:
-            self.end_proof()
+        self.prove()
         mode: Any = "create" if token is None else self._version(token)
         if mode is None:
             return None
@@ -498,27 +493,8 @@ class ObjectStorage:
             return ""
         return _IGNORED.get((self.place, self._endpoint))
 
-    @property
-    def _is_known_to_create_once(self) -> bool:
-        """Whether that is known, even if the proof has not ended."""
-        if self._ignored is None:
-            return any(isinstance(one, Failure) for one in self._probed)
-        return not self._ignored
-
-    def begin_proof(self) -> bool:
-        """Begin the proof, if one is due; return whether what exists is not created again.
-
-        A failure decides nothing: `end_proof` begins again.
-        """
-        if self._ignored is None and not self.place.read_only:
-            found = SYSTEM.parallel([self._probing("create")] * 2)
-            self._probed = [
-                one for one in found if not isinstance(one, Failure) or one.kind == "exists"
-            ]
-        return self._is_known_to_create_once
-
-    def end_proof(self) -> None:
-        """Raise `UnsupportedStorageError` if the store ignores conditions."""
+    def prove(self) -> None:
+        """Raise `UnsupportedStorageError` if the store ignores conditions; test it once."""
         self._refuse_read_only()
         if self._ignored is None:
             with _TESTING:  # a second caller waits for the first
@@ -532,9 +508,8 @@ class ObjectStorage:
             )
 
     def withdraw_proof(self) -> None:
-        """Delete the probe if `begin_proof` has made it."""
-        probed, self._probed = self._probed, []
-        if not all(isinstance(one, Failure) for one in probed):
+        """Delete the probe if `prove` has made it."""
+        if self._made_probe:
             self._delete_one(_PROBE_KEY)
 
     def _probing(self, mode: Any) -> partial[Any]:
@@ -542,21 +517,21 @@ class ObjectStorage:
 
     def _find_ignored(self) -> str:
         """The header that the store ignores; empty if it respects them."""
-        create = self._probing("create")
-        probed = self._probed or [create()]
         stale = self._version(f"1 {_NO_SUCH_ETAG}" if self.place.kind == "gs" else _NO_SUCH_ETAG)
-        again = [] if any(isinstance(one, Failure) for one in probed) else [create]
-        swapped, *created = SYSTEM.parallel([self._probing(stale), *again])
-        if all(self._ignores(one, "exists") for one in (*probed, *created)):
+        create, swap = self._probing("create"), self._probing(stale)
+        *created, swapped = SYSTEM.parallel([create, create, swap])
+        self._made_probe = not all(isinstance(one, Failure) for one in (*created, swapped))
+        # Another process may have deleted the object between them, and some stores swap what is
+        # not there.
+        if all(map(self._ignores, created)) and self._ignores(create()):
             return "If-None-Match"
-        # It is absent if another process has made it, and has withdrawn it since.
-        return "If-Match" if self._ignores(swapped, "exists", "changed", "absent") else ""
+        return "If-Match" if self._ignores(swapped) and self._ignores(swap()) else ""
 
-    def _ignores(self, found: Any, *refusals: str) -> bool:
+    def _ignores(self, found: Any) -> bool:
         """Whether the store has done what the condition forbids, or does not know conditions."""
         if not isinstance(found, Failure) or found.status == 501:
             return True
-        if found.kind not in refusals:
+        if found.kind not in ("exists", "changed", "absent"):
             raise storage_error(found, "write", _PROBE_KEY, self.url)
         return False
 

@@ -311,25 +311,18 @@ class ReadsInto(Protocol):
 class ProvesConditions(Protocol):
     """A storage that finds out by itself whether the place respects conditions.
 
-    It does so before the first conditional write. Who knows that one is coming can save rounds of
-    requests: `begin_proof` and `end_proof` are one round each, and can run beside other requests.
+    It does so before the first conditional write. Who knows that one is coming can save a round of
+    requests, and call `prove` beside other requests.
     """
 
     def names(self) -> Iterator[str]:
         """The names of what is at the place, valid keys or not, in order; not hidden ones."""
 
-    def begin_proof(self) -> bool:
-        """Send the first requests; return whether what exists is known not to be created again.
-
-        From then on `cas` without a token does not wait for the end of the proof. A failure decides
-        nothing.
-        """
-
-    def end_proof(self) -> None:
+    def prove(self) -> None:
         """Raise `UnsupportedStorageError` if the place ignores conditions."""
 
     def withdraw_proof(self) -> None:
-        """Delete what `begin_proof` has written."""
+        """Delete what `prove` has written."""
 
 
 class Turn(Protocol):
