@@ -11,7 +11,7 @@ there; every regular expression compiles, to an automaton whose time is linear i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final
 
@@ -34,7 +34,7 @@ from zarr_manifests.config.sections import (
     text,
     whole,
 )
-from zarr_manifests.errors import InvalidArgumentError
+from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.runtime import fork_awaited_lock
 from zarr_manifests.texts import known_as, shown, spelled
 
@@ -356,7 +356,8 @@ class ChunkManifests(Struct, frozen=True):
     Raises
     ------
     ConfigError
-        If a name is used twice or is not there, or sets overflow in a circle.
+        If a value is wrong; or, where each is sound, if a name is used twice or is not there, or
+        sets overflow in a circle.
 
     Examples
     --------
@@ -377,19 +378,41 @@ class ChunkManifests(Struct, frozen=True):
     def __post_init__(self) -> None:
         sets: Any = self.sets
         if isinstance(sets, Mapping):
-            sets = [{name: body} for name, body in sets.items()]
-        between: Iterable[str] = ()
-        if isinstance(sets, list | tuple) and len(sets) <= _MAX_SETS:
-            named = [_name_and_target(one) for one in sets]
-            if DEFAULT_SET_NAME not in dict(named):
-                sets = (*sets, _DEFAULT_SET)
-                named.append((DEFAULT_SET_NAME, None))
-            # By identity: a rule that somebody wrote is never dropped, even if it is the same.
-            if self.rules is _DEFAULT_RULES and _COORDINATES not in dict(named):
-                force_setattr(self, "rules", ())
-            between = _faults_between(named, self.rules)
-        force_setattr(self, "sets", sets)
-        read_options(self, between)
+            force_setattr(self, "sets", [{name: body} for name, body in sets.items()])
+        # By identity: a rule that somebody wrote is never dropped, even if it is the same.
+        by_default = self.rules is _DEFAULT_RULES
+        read_options(self)
+        names = [one.name for one in self.sets]
+        if DEFAULT_SET_NAME not in names:
+            force_setattr(self, "sets", (*self.sets, _DEFAULT_SET))
+            read_options(self)  # it is one of as many as are allowed
+        if by_default and _COORDINATES not in names:
+            force_setattr(self, "rules", ())
+        if faults := [*self._faults_between()]:
+            raise ConfigError(faults)
+
+    def _faults_between(self) -> Iterator[str]:
+        """What is wrong between sets and rules, each of which is sound."""
+        places, targets = dict[str, str](), dict[str, str | None]()
+        for i, one in enumerate(self.sets):
+            if one.name in targets:
+                yield f"sets[{i}].{one.name}: another set has this name; choose a new one"
+            else:
+                places[one.name], targets[one.name] = f"sets[{i}].{one.name}", one.overflow_to
+        for name, target in targets.items():
+            if target is not None and target not in targets:
+                near = known_as(target, targets)
+                yield f"{places[name]}.overflow-to: there is no set {shown(target)}; {near}"
+            way = _circle(name, targets)
+            if way and name == min(way, key=[*targets].index):  # each circle once
+                yield (
+                    f"{places[name]}.overflow-to: the sets overflow in a circle "
+                    f"({' -> '.join([*way, name])}); let one overflow to default"
+                )
+        for i, rule in enumerate(self.rules):
+            if rule.target not in targets:
+                near = known_as(rule.target, targets)
+                yield f"rules[{i}].target: there is no set {shown(rule.target)}; {near}"
 
     def ordered_sets(self) -> tuple[ManifestSet, ...]:
         """The sets, each after those that overflow to it; ties in the order of `sets`."""
@@ -424,46 +447,6 @@ class ChunkManifests(Struct, frozen=True):
         splits = self.splitting or ()
         found = matching(tuple(split.path for split in splits), path)
         return splits[found[0]] if found else None
-
-
-def _name_and_target(given: Any) -> tuple[str, str | None]:
-    """The name of a set and of the one it overflows to, though it may have faults.
-
-    The name is empty if there is none.
-    """
-    if isinstance(given, ManifestSet):
-        return given.name, given.overflow_to
-    (name, body), *others = given.items() if isinstance(given, Mapping) and given else [(given, {})]
-    if others or not isinstance(name, str):
-        return "", None
-    keys = ("overflow-to", "overflow_to") if isinstance(body, Mapping) else ()
-    target = next((body[key] for key in keys if key in body), DEFAULT_SET_NAME)
-    return name, target if isinstance(target, str) and name != DEFAULT_SET_NAME else None
-
-
-def _faults_between(sets: Sequence[tuple[str, str | None]], rules: Any) -> Iterator[str]:
-    """What is wrong between sets and rules, some of which may have faults of their own."""
-    targets: dict[str, str | None] = {}
-    named = [(f"sets[{i}].{name}", name, target) for i, (name, target) in enumerate(sets) if name]
-    for place, name, target in named:
-        if name in targets:
-            yield f"{place}: another set has this name; choose a new one"
-        targets.setdefault(name, target)
-    for place, name, target in named:
-        if target is not None and target not in targets:
-            near = known_as(target, targets)
-            yield f"{place}.overflow-to: there is no set {shown(target)}; {near}"
-        way = _circle(name, targets)
-        if way and name == min(way, key=[*targets].index):  # each circle once
-            yield (
-                f"{place}.overflow-to: the sets overflow in a circle "
-                f"({' -> '.join([*way, name])}); let one overflow to default"
-            )
-    few = isinstance(rules, list | tuple) and len(rules) <= _MAX_RULES
-    for i, rule in enumerate(rules if few else ()):
-        wanted = rule.get("target") if isinstance(rule, Mapping) else getattr(rule, "target", None)
-        if isinstance(wanted, str) and wanted not in targets:
-            yield f"rules[{i}].target: there is no set {shown(wanted)}; {known_as(wanted, targets)}"
 
 
 def _circle(start: str, targets: Mapping[str, str | None]) -> list[str]:

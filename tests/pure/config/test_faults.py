@@ -24,14 +24,14 @@ chunk-manifests:
         arrays-per-manifest: 4
         overflow-to: coord2
     - coord2: {overflow-to: coord1, cardinalty: 3}
-    - coord3: {max-manifest-size: a, overflow-to: cord1}
+    - coord3: {max-manifest-size: a}
     - default: {cardinality: 3, overflow-to: coord1}
     - a:
       max-size: 4
     - coord3: {max-size: 1, max-manifest-size: 2}
   rules:
     - path: "(?=x)"
-      target: coord33
+      target: coord3
       metadata-chunks: [5, 3]
     - metadata-chunks: [5]
     - {target: default, initialized-chunks: [-1, a], patch: x}
@@ -39,22 +39,36 @@ chunk-manifests:
   preload: {max-manifests: -1, arrays: [{path: "("}]}
 """
 
+WRONG_BETWEEN = """
+chunk-manifests:
+  sets:
+    - coord1: {overflow-to: coord2}
+    - coord2: {overflow-to: coord1}
+    - coord3: {overflow-to: cord1}
+    - coord3:
+  rules:
+    - target: coord33
+"""
+
+PLACES_BETWEEN = """
+sets[0].coord1.overflow-to
+sets[2].coord3.overflow-to
+sets[3].coord3
+rules[0].target
+"""
+
 PLACES = """
 pack-bytes
 compaction.interval
 colour
 sets[0].coord1.arrays-per-manifest
-sets[0].coord1.overflow-to
 sets[1].coord2.cardinalty
 sets[2].coord3.max-manifest-size
-sets[2].coord3.overflow-to
 sets[3].default.overflow-to
 sets[3].default.cardinality
 sets[4]
 sets[5].coord3.max-manifest-size
-sets[5].coord3
 rules[0].path
-rules[0].target
 rules[0].metadata-chunks
 rules[1].target
 rules[1].metadata-chunks
@@ -74,11 +88,20 @@ def faults(document: str) -> tuple[str, ...]:
     return tuple(re.sub(r"^line \d+: ", "", problem) for problem in caught.value.problems)
 
 
-def test_every_fault_is_told_at_once_in_order_with_its_place_and_a_near_name() -> None:
-    found = faults(WRONG)
+@pytest.mark.parametrize(
+    ("document", "due", "near"),
+    [
+        (WRONG, PLACES, ("interval-commits", "cardinality", "path")),
+        (WRONG_BETWEEN, PLACES_BETWEEN, ("coord1", "coord3")),
+    ],
+)
+def test_every_fault_is_told_at_once_in_order_with_its_place_and_a_near_name(
+    document: str, due: str, near: tuple[str, ...]
+) -> None:
+    found = faults(document)
     places = [problem.partition(":")[0].removeprefix("chunk-manifests.") for problem in found]
-    assert places == PLACES.split()
-    for name in ("interval-commits", "cardinality", "path", "coord3"):
+    assert places == due.split()
+    for name in near:
         assert any(f"did you mean {name}?" in problem for problem in found)
 
 
