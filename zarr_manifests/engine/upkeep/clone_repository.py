@@ -362,6 +362,7 @@ class _Clone:
                 (entry,),
                 fence=version,
                 metadata=source.metadata,
+                features=source.features,
             )
             at = roots.install(root.with_copies({}, DEFAULT_BRANCH), None)
             if at is None:
