@@ -1,4 +1,4 @@
-"""Writing through the data source: `df.write`, `INSERT INTO`, and the sink of a stream."""
+"""Writing through the data source: `df.write` and `INSERT INTO`."""
 
 from __future__ import annotations
 
