@@ -8,7 +8,6 @@ or a verb.
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -24,7 +23,6 @@ import zarr_manifests as zm
 from zarr_manifests.errors import (
     ConflictError,
     InvalidArgumentError,
-    ManifestsError,
     WhereError,
     plain_text,
 )
@@ -128,36 +126,12 @@ def _described(one: Parameter, texts: dict[str, re.Match[str]]) -> Parameter:
         "help": " ".join(texts[one.name][3].split()),
         "metavar": next((word for word in words if not word.startswith("-")), None),
         "show_default": one.default not in (None, False),
-        "autocompletion": _COMPLETED.get(one.name),
         **more,
     }
     if one.kind is not one.KEYWORD_ONLY:
         return one.replace(annotation=Annotated[kind, typer.Argument(**told)])
     names = [f"--{one.name.replace('_', '-')}", *(word for word in words if word[0] == "-")]
     return one.replace(annotation=Annotated[kind, typer.Option(*names, **told)])
-
-
-# --- completion ------------------------------------------------------------------------------
-
-
-def _versions(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Branches and tags that begin so, for a shell; none if the repository cannot be opened."""
-    # An incomplete command is not parsed if a value is missing: the URL is behind the verb.
-    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
-    words = typed.split()[len(ctx.command_path.split()) :]
-    url = next((word for word in words if not word.startswith("-")), "")
-    try:
-        repo = open_at(ctx.params.get("url") or url, ctx.params.get("option"))
-        names = [*repo.list_branches(), *repo.list_tags()]
-    except ManifestsError:  # there is nobody to tell
-        return []
-    return [name for name in names if name.startswith(incomplete)]
-
-
-_COMPLETED: Final = dict.fromkeys(
-    ("at", "branch", "end", "into", "name", "since", "start", "version"), _versions
-)
-"""What completes a parameter of that name."""
 
 
 # --- what was given --------------------------------------------------------------------------
