@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
-from itertools import groupby, islice, takewhile
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from rich.text import Text
@@ -18,10 +16,10 @@ from zarr_manifests.progress import counted
 from zarr_manifests.rendering import columns, fact_table
 from zarr_manifests.report import plain
 from zarr_manifests.texts import count_text, time_text
-from zarr_manifests.versions import RefName, moment_ms, refs_by_snapshot, short_ids
+from zarr_manifests.versions import RefName, refs_by_snapshot, short_ids
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import Diff, SnapshotInfo
+    from zarr_manifests.reports import SnapshotInfo
 
 _OLDER: Final = [Text("... and older ones: a larger -n shows more, -n 0 all", "dim")]
 
@@ -32,7 +30,6 @@ def run_log(
     path: str | None = None,
     *,
     at: str = "main",
-    since: str | None = None,
     limit: Annotated[int, {"min": 0}] = 20,
     oneline: bool = False,
     graph: bool = False,
@@ -44,8 +41,6 @@ def run_log(
     ----------
     path :
         Only commits that have changed this array, or something in this group.
-    since : WHEN
-        Only commits after a time such as 2026-11-01, or after a version.
     limit : -n
         The most entries; 0 for all.
     oneline :
@@ -55,7 +50,7 @@ def run_log(
     ops :
         Show the operations on branches and tags instead: who, what, when.
     """
-    if graph + ops > 1 or ((graph or ops) and (path or since or oneline or at != "main")):
+    if graph + ops > 1 or ((graph or ops) and (path or oneline or at != "main")):
         raise InvalidArgumentError(
             "--ops and --graph are of all branches and tags, and go with --limit only"
         )
@@ -75,10 +70,8 @@ def run_log(
             table.add_row(str(op.version), time_text(op.at), op.by, what, op.ref, op.snapshot_id)
         return Told(done, [table, *older])
     # One more shows whether there are older ones.
-    count = limit + 1 if limit and path is None and since is None else None
+    count = limit + 1 if limit and path is None else None
     history: Iterator[SnapshotInfo] = repo.ancestry(at, limit=count)
-    if since is not None:
-        history = filter(_comes_after(repo, since), history)
     if path is not None:
         touched = _touching(repo, at, path)
         history = (info for info in history if info.snapshot_id in touched)
@@ -87,7 +80,7 @@ def run_log(
     text = _line if oneline else _entry
     lines = [text(info, refs.get(info.id, ()), short[info.id]) for info in shown]
     records = [_record(info, refs.get(info.id, ())) for info in shown]
-    return Told(records, [*lines, *older] if lines else ["no such commits"])
+    return Told(records, [*lines, *older])
 
 
 def _first[T](entries: Iterator[T], most: int | None, what: str) -> tuple[list[T], list[Text]]:
@@ -104,16 +97,6 @@ def _record(info: SnapshotInfo, refs: Sequence[RefName]) -> dict[str, Any]:
     """A snapshot for JSON, with its branches and tags."""
     branches, tags = ([ref.name for ref in refs if ref.kind == kind] for kind in ("branch", "tag"))
     return {**info.to_dict(), "branches": branches, "tags": tags}
-
-
-def _comes_after(repo: Repo, since: str) -> Callable[[SnapshotInfo], bool]:
-    """Whether a snapshot is not as old as that; a branch or tag of that name goes before a time."""
-    if since not in repo.list_branches() and since not in repo.list_tags():
-        with suppress(InvalidArgumentError):  # so it is a version
-            begin = datetime.fromtimestamp(moment_ms(since, "--since") / 1000, UTC)
-            return lambda info: info.written_at >= begin
-    before = {info.snapshot_id for info in repo.ancestry(since)}
-    return lambda info: info.snapshot_id not in before
 
 
 def _touching(repo: Repo, at: str, path: str) -> set[str]:
@@ -176,18 +159,12 @@ def run_show(repo: Repo, version: str = "main") -> object:
     changes = None
     if info.parent_id is not None:
         try:
-            changes = _changes_of(repo, info)
+            changes = repo.diff(info.parent_id, info.id, symmetric=False)
             text.append(changes)
         except SnapshotExpiredError:
             said = "what it has changed is not known: the commit before has expired"
             text.append(Text(said, "dim"))
     return Told({**_record(info, refs), "changes": changes}, text)
-
-
-def _changes_of(repo: Repo, info: SnapshotInfo) -> Diff:
-    """What a commit that has a parent has changed."""
-    assert info.parent_id is not None
-    return repo.diff(info.parent_id, info.id, symmetric=False)
 
 
 # --- between versions ------------------------------------------------------------------------
@@ -199,7 +176,6 @@ def run_diff(
     start: str,
     end: str = "main",
     *,
-    log: bool = False,
     direct: bool = False,
     values: bool = False,
     array: list[str] | None = None,
@@ -212,8 +188,6 @@ def run_diff(
         The older version: a branch, tag, id or short id, main~3, main@{2026-11-01}.
     end :
         The newer version.
-    log :
-        Commit by commit, oldest first.
     direct :
         Between two branches: all that differs, and not only what END has changed.
     values :
@@ -222,14 +196,10 @@ def run_diff(
         With --values: of this array; may be given several times. By default, of arrays with changed
         chunks.
     """
-    if sum((log, direct, values)) > 1 or (array and not values):
-        raise InvalidArgumentError(
-            "give one of --log, --direct and --values; --array goes with --values"
-        )
+    if (direct and values) or (array and not values):
+        raise InvalidArgumentError("give --direct or --values; --array goes with --values")
     if values:
         return _told_values(repo, start, end, array)
-    if log:
-        return _told_log(repo, start, end)
     return repo.diff(start, end, symmetric=not direct)
 
 
@@ -244,19 +214,4 @@ def _told_values(repo: Repo, start: str, end: str, arrays: list[str] | None) -> 
         lines.append(one)
         for at, count in zip(one.chunks.tolist(), one.counts.tolist(), strict=True):
             lines += [f"    {tuple(at)}: {count_text(count, 'cell')}"] if count else []
-    return Told(found, lines or ["no changes"])
-
-
-def _told_log(repo: Repo, start: str, end: str) -> Told:
-    """What each commit after START up to END has changed, below its snapshot."""
-    begin = next(repo.ancestry(start, limit=1)).id
-    since = [*takewhile(lambda info: info.id != begin, repo.ancestry(end))]
-    if since and since[-1].parent_id != begin:
-        raise InvalidArgumentError(f"{start!r} is not in the history of {end!r}: leave --log out")
-    found, lines = [], list[object]()
-    for info in reversed(since):
-        if info.kind != "rewrite":  # it changes no data
-            changes = _changes_of(repo, info)
-            found.append({"snapshot_id": info.id, **changes.to_dict()})
-            lines += [Text(info.id, "yellow"), changes]
     return Told(found, lines or ["no changes"])

@@ -97,16 +97,6 @@ def test_diff_lists_nodes_and_chunks(url: str) -> None:
         "> /air to /water",
         "  /water/temperature: 2 chunks: (1, 0), (1, 1)",
     ]
-    first, second = (info.id for info in repo.ancestry("trial", limit=2))
-    assert lines("diff", url, "main", "trial", "--log") == [
-        second,
-        "  /air/temperature: 2 chunks: (1, 0), (1, 1)",
-        first,
-        "+ /new",
-        "- /depth",
-        "> /air to /water",
-    ]
-    assert "leave --log out" in call("diff", url, "trial", "main", "--log").stderr
     failed = call("diff", url, moved, "main")
     assert (failed.exit_code, failed.stdout) == (2, "")
     assert "--direct" in failed.stderr

@@ -151,17 +151,6 @@ def test_conflicts_of_a_merge_are_all_told(url: Path) -> None:
     assert values(url)[0] == 100
 
 
-def test_log_since_a_time_or_a_version(url: Path) -> None:
-    repo = zm.open(url)
-    _, made, oldest = repo.ancestry()
-    assert messages(url, "--since", made.id) == ["fill the depth"]
-    assert messages(url, "--since", "trial") == ["fill the depth"]
-    assert messages(url, "--at", "trial", "--since", "main") == ["correct a row"]
-    assert len(messages(url, "--since", oldest.written_at.date())) == 3
-    assert lines("log", url, "--since", "2999-01-01") == ["no such commits"]
-    assert call("log", url, "--since", "nope").exit_code == 1
-
-
 def test_show_of_the_oldest_commit_that_is_left(url: Path) -> None:
     repo = zm.open(url)
     repo.delete_branch("trial")
