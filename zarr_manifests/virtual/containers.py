@@ -41,7 +41,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import Column, VirtualSource, check_container_name
 from zarr_manifests.keys import is_inside, join
 from zarr_manifests.storage.protocol import check_key
-from zarr_manifests.storage.url import environment_mark, from_url, refuse_slipped
+from zarr_manifests.storage.url import from_url, refuse_slipped
 
 if TYPE_CHECKING:
     from zarr_manifests.config import SavedContainer
@@ -266,13 +266,16 @@ class VirtualContainer:
         if allow_local and scheme not in WEB:
             raise ConfigError(["allow_local: only a web server takes it"])
         if scheme in REMOTE:
-            storage_of(self)  # says what is wrong with the options
+            self.storage  # noqa: B018 - says what is wrong with the options
 
     def __repr__(self) -> str:
         said = [repr(plain_text(self.url))]
         said += ["allow_local=True"] * self.allow_local
         said += [f"{n}={v!r}" for n, v in self.options if isinstance(v, str | bool | int | float)]
         return f"VirtualContainer({', '.join(said)})"
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "storage"}
 
     def __hash__(self) -> int:
         return hash((self.url, self.allow_local))
@@ -281,6 +284,13 @@ class VirtualContainer:
     def place(self) -> tuple[str, str]:
         """Scheme and normalized path, as `parse_location` returns them."""
         return parse_location(self.url)
+
+    @cached_property
+    def storage(self) -> ObjectStorage:
+        """The bucket, or the web server, of a remote container."""
+        scheme, path = self.place
+        options: dict[str, Any] = {"credentials": self.credentials, **dict(self.options)}
+        return cast("ObjectStorage", from_url(f"{scheme}://{path.partition('/')[0]}", **options))
 
 
 def container_of(given: object) -> VirtualContainer:
@@ -300,23 +310,6 @@ def container_of(given: object) -> VirtualContainer:
     raise InvalidArgumentError(
         "a virtual container is a VirtualContainer, a URL, a path, or a mapping with a url"
     )
-
-
-def storage_of(container: VirtualContainer) -> ObjectStorage:
-    """The bucket, or the web server, of a remote container.
-
-    It is opened once in a process, and again if the environment that it depends on has changed.
-    """
-    return _opened(container, environment_mark())
-
-
-@lru_cache(maxsize=64)
-def _opened(container: VirtualContainer, _: int) -> ObjectStorage:
-    scheme, path = container.place
-    options: dict[str, Any] = dict(container.options)
-    if container.credentials is not None:
-        options["credentials"] = container.credentials
-    return cast("ObjectStorage", from_url(f"{scheme}://{path.partition('/')[0]}", **options))
 
 
 @lru_cache(maxsize=64)

@@ -55,7 +55,6 @@ from zarr_manifests.virtual.containers import (
     VirtualContainer,
     VirtualLocation,
     check_reachable,
-    storage_of,
 )
 
 if TYPE_CHECKING:
@@ -422,7 +421,7 @@ class VirtualReader:
     def _opened(self, container: VirtualContainer) -> ObjectStorage:
         if container not in self._storages:
             check_reachable(container)
-            self._storages[container] = storage_of(container)
+            self._storages[container] = container.storage
         return self._storages[container]
 
 
