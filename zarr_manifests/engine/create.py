@@ -99,10 +99,7 @@ def _put_beside(
 
     Of a place that is refused, what was written is deleted.
     """
-    calls: list[Callable[[], object]] = [
-        partial(_check_no_names, storage, proof),
-        proof.prove,
-    ]
+    calls: list[Callable[[], None]] = [partial(_check_no_names, storage, proof), proof.prove]
     calls += [partial(storage.put, upload.key, upload.data) for upload in uploads]
     try:
         runtime.parallel(calls)

@@ -14,10 +14,9 @@ Invariants:
   it. But it has options for a proxy, and for hosts to contact without one. So its proxy is a
   listener in this process, which refuses everything and notes the requested host. If the
   environment sets a proxy, requests have to use that one, and redirects are not blocked.
-- Credentials come from a function that is given, from a profile of the AWS configuration, or the
-  client finds them in the environment or from the machine. They are in no option, and so in no
-  pickle. A client of the caller is used as it is, and not pickled if there are secrets among its
-  options.
+- Credentials come from a function that is given, or the client finds them in the environment or
+  from the machine. They are in no option, and so in no pickle. A client of the caller is used as it
+  is, and not pickled if there are secrets among its options.
 - *No text of the client is passed on.* It contains addresses, some with signed queries, and
   whatever the server sent, which may repeat keys and tokens. Only the kind of the failure, the
   status, and a known error code are passed on.
@@ -40,17 +39,13 @@ import atexit
 import contextlib
 import functools
 import importlib.util
-import inspect
 import ipaddress
 import os
 import re
 import socket
 import sys
-import threading
 import urllib.parse
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pkgutil import resolve_name
@@ -68,20 +63,15 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.runtime import SYSTEM, start_thread
+from zarr_manifests.runtime import SYSTEM
 
-FAULTS: Final = {
-    "raised": "the function given as credentials raised an error; call it yourself to see it",
-    "no-mapping": "the function given as credentials did not return a mapping",
-    "no-time": "the function given as credentials returned an `expires_at` that is not a datetime "
-    "with a time zone",
-    "keys": "the function given as credentials did not return the right keys: on S3 access_key_id, "
-    "secret_access_key and perhaps token, on Google Cloud token, on Azure token, sas_token or "
-    "access_key; all of them text, and perhaps expires_at",
-    "profile": "the AWS SDK has no valid credentials for the profile; log in again, as with "
-    "`aws sso login`, or check the profile",
-}
-"""What was wrong with a provider, without any text of its own: the message of its error."""
+# What was wrong with a provider, without any text of its own: the messages of its errors.
+_RAISED: Final = "the function given as credentials raised an error; call it yourself to see it"
+_NO_ANSWER: Final = (
+    "the function given as credentials did not return a mapping of the right keys (on S3 "
+    "access_key_id, secret_access_key and perhaps token; on Google Cloud token; on Azure token, "
+    "sas_token or access_key; all text) and perhaps expires_at, a datetime with a time zone"
+)
 
 _SECRET: Final = re.compile(
     r"(?i).*(key|secret|token|password|credential|sas|signature|conn(ection)?_?str).*"
@@ -154,9 +144,7 @@ def function_named(reference: str) -> Callable[[], object]:
     return cast("Callable[[], object]", found)
 
 
-def provider(
-    kind: str, credentials: Callable[[], object], *, fault: str = "raised"
-) -> Callable[[], dict[str, Any]]:
+def provider(kind: str, credentials: Callable[[], object]) -> Callable[[], dict[str, Any]]:
     """Return what the client calls for credentials; its errors say nothing of them.
 
     Parameters
@@ -165,8 +153,6 @@ def provider(
         `"s3"`, `"gs"` or `"az"`.
     credentials : callable
         Returns a mapping as obstore's credential providers do. A class is instantiated once.
-    fault : str
-        The key in `FAULTS` for when it raises.
     """
     made: Any = functools.cache(credentials) if isinstance(credentials, type) else None
 
@@ -174,80 +160,22 @@ def provider(
         failed = False
         try:
             found = made()() if made else credentials()
-            found = _awaited(found) if inspect.iscoroutine(found) else found
         except Exception:  # noqa: BLE001 - whatever it raises may contain a secret
             failed = True  # so that the error below does not have that one as its context
         if failed:
-            raise RuntimeError(FAULTS[fault])
-        if not isinstance(found, Mapping):
-            raise TypeError(FAULTS["no-mapping"])
-        answer = dict(found)
+            raise RuntimeError(_RAISED)
+        answer = dict(found) if isinstance(found, Mapping) else {}
         expires_at = answer.pop("expires_at", None)
-        if expires_at is not None:
-            if not (isinstance(expires_at, datetime) and expires_at.tzinfo):
-                raise ValueError(FAULTS["no-time"])
-            # The client knows no other time zones, such as the SDK's.
-            expires_at = expires_at.astimezone(UTC)
+        timed = isinstance(expires_at, datetime) and expires_at.tzinfo is not None
         names = answer.keys() - ({"token"} if kind == "s3" else set())
-        if names not in _ANSWERS[kind] or not all(
-            isinstance(answer[name], str) and answer[name] for name in names
-        ):
-            raise ValueError(FAULTS["keys"])
-        return ({"token": None} if kind == "s3" else {}) | answer | {"expires_at": expires_at}
+        texts = all(isinstance(answer[name], str) and answer[name] for name in names)
+        if names not in _ANSWERS[kind] or not texts or not (timed or expires_at is None):
+            raise ValueError(_NO_ANSWER)
+        # The client knows no other time zones, such as the SDK's.
+        answer["expires_at"] = expires_at.astimezone(UTC) if timed else None
+        return ({"token": None} if kind == "s3" else {}) | answer
 
     return provide
-
-
-def _awaited(found: Coroutine[Any, Any, object]) -> object:
-    """What it returns, from a thread of its own: this one may have a running loop."""
-    import asyncio
-
-    done: Future[object] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(asyncio.run(found))
-        except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits
-            done.set_exception(error)
-
-    start_thread(run)
-    return done.result()
-
-
-def from_profile(profile: str) -> tuple[Callable[[], dict[str, Any]], str | None]:
-    """Return a provider for a profile of the AWS configuration, and the region that it sets.
-
-    The SDK resolves it: keys, roles to assume, processes, and tokens that `aws sso login` left.
-
-    Raises
-    ------
-    UnsupportedStorageError
-        If the SDK is not installed.
-    InvalidArgumentError
-        If there is no such profile.
-    """
-    if importlib.util.find_spec("botocore") is None:
-        raise UnsupportedStorageError(
-            "profile needs the AWS SDK for Python: pip install boto3 (or aiobotocore)"
-        )
-    session: Any = importlib.import_module("botocore.session").Session(profile=profile)
-    if profile not in session.available_profiles:
-        raise InvalidArgumentError(
-            "there is no such profile in the AWS configuration (~/.aws/config, ~/.aws/credentials)"
-        )
-
-    def credentials() -> dict[str, Any]:
-        found = session.get_credentials()  # resolved once, and renewed by the SDK
-        keys = found.get_frozen_credentials()
-        return {
-            "access_key_id": keys.access_key,
-            "secret_access_key": keys.secret_key,
-            "token": keys.token,
-            "expires_at": getattr(found, "_expiry_time", None),
-        }
-
-    region = session.get_config_variable("region")
-    return provider("s3", credentials, fault="profile"), None if region is None else str(region)
 
 
 # --- options that may be secret ----------------------------------------------------------------
@@ -353,52 +281,14 @@ def library() -> Any:
 # --- running calls ---------------------------------------------------------------------------
 
 
-class Gate:
-    """Lets calls in, in the order they came, while there is room; from threads and event loops.
-
-    Parameters
-    ----------
-    room : int
-        How many may be in at a time.
-    """
-
-    def __init__(self, room: int) -> None:
-        self._free = room
-        self._lock = threading.Lock()
-        self._waiting: deque[Future[None]] = deque()
-
-    def line_up(self) -> Future[None]:
-        """A turn, which is done once the call may begin; `leave` ends it, or gives it up."""
-        turn: Future[None] = Future()
-        self._admit(0, turn)
-        return turn
-
-    def leave(self, turn: Future[None]) -> None:
-        """Let the next one in."""
-        if not turn.cancel():
-            self._admit(1)
-
-    def _admit(self, left: int, *come: Future[None]) -> None:
-        with self._lock:
-            self._free += left
-            self._waiting.extend(come)
-            while self._free and self._waiting:
-                turn = self._waiting.popleft()
-                if turn.set_running_or_notify_cancel():
-                    self._free -= 1
-                    turn.set_result(None)
-
-
 @contextlib.contextmanager
-def calling(gate: Gate | None) -> Iterator[Future[None] | None]:
-    """Register a running call for the block, which first has to wait for the turn that it gets."""
-    call, turn = object(), None if gate is None else gate.line_up()
+def calling() -> Iterator[None]:
+    """Register a running call for the block."""
+    call = object()
     _RUNNING.add(call)
     try:
-        yield turn
+        yield
     finally:
-        if gate is not None and turn is not None:
-            gate.leave(turn)
         _RUNNING.discard(call)
 
 
@@ -540,12 +430,7 @@ class Endpoint:
             is_own = not singly or self.kind != "s3"
             return self.store if is_own else stores.S3Store(*given, **named | more)
         options: dict[str, Any] = dict(self.options)
-        provide, region = None, options.get("region")
-        if self.credentials is not None:
-            provide = provider(self.kind, self.credentials)
-        elif "profile" in options:
-            provide, of_profile = from_profile(options["profile"])
-            region = of_profile if region is None else region
+        provide = None if self.credentials is None else provider(self.kind, self.credentials)
         settings = self._settings(options, endpoint, large, provided=provide is not None)
         if self.kind == "http":
             return stores.HTTPStore(self.bucket, **settings)
@@ -557,7 +442,8 @@ class Endpoint:
             config["account_name"] = options.get("account")
         if self.kind == "s3":
             # Said here, or the environment would decide.
-            config |= {"conditional_put": "etag", "aws_endpoint_url_s3": endpoint, "region": region}
+            config |= {"conditional_put": "etag", "aws_endpoint_url_s3": endpoint}
+            config["region"] = options.get("region")
             config["request_payer"] = options.get("requester_pays")
             config["virtual_hosted_style_request"] = options.get("virtual_hosted")
             config["disable_bulk_delete"] = singly or None
@@ -804,7 +690,7 @@ def failure_of(error: BaseException, store: str) -> Failure:
     found = _STATUS.search(text)
     status = int(found[1]) if found else None
     code = next((code for code in _CODE.findall(text) if code in _HINTS), "")
-    fault = next((fault for fault in FAULTS.values() if fault in own), "")
+    fault = next((fault for fault in (_RAISED, _NO_ANSWER) if fault in own), "")
     if fault:
         return Failure("provider", status, code, fault)
     name, no_answer, no_bucket = type(error).__name__, status is None, _HINTS.get(code) == _BUCKET

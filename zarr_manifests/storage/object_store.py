@@ -50,7 +50,6 @@ from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,
     Endpoint,
     Failure,
-    Gate,
     calling,
     failure_of,
     library,
@@ -89,6 +88,7 @@ _OF_VERSIONS: Final = {"beyond": (b"", Version()), "changed": None}
 _REFUSED: Final = dict.fromkeys(("exists", "changed", "absent", "contended"))
 """What a failure of a read, and of a swap, means."""
 _REMEMBERED: Final = 200_000
+_LOOK_S: Final = 0.002
 
 _PROBE_KEY: Final = ".probe"  # not a valid key, so it is no object and never listed
 _PROBE: Final = b"Here it was tried whether this store heeds conditions.\n"
@@ -119,7 +119,7 @@ class ObjectStorage:
         self.place, self.url = place, place.url
         options = dict(place.options)
         limit = options.get("concurrency")
-        self._gate = Gate(limit) if isinstance(limit, int) else None
+        self._room = threading.Semaphore(limit) if isinstance(limit, int) else None
         self._clients: dict[tuple[bool, bool], Any] = {}
         self._making = threading.Lock()
         # Written by this object and not passed to `sync` yet: these are known to exist.
@@ -159,13 +159,26 @@ class ObjectStorage:
     def _answer(self, call: _Call) -> Any:
         """Return what the call returns, or the `Failure` it ended with."""
         obstore = library()
-        with calling(self._gate) as turn:
+        with self._room or contextlib.nullcontext(), calling():
             try:
-                if turn is not None:
-                    turn.result()
                 return call(obstore)
             except (obstore.exceptions.BaseError, OSError, ValueError, RuntimeError) as error:
                 return failure_of(error, self.place.kind)
+
+    async def _answer_async(self, call: _Call) -> Any:
+        """Like `_answer`."""
+        obstore = library()
+        # Room is shared with threads, and to wait for it as they do would stop the event loop.
+        while self._room is not None and not self._room.acquire(blocking=False):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+        try:
+            with calling():
+                return await call(obstore)
+        except (obstore.exceptions.BaseError, OSError, ValueError, RuntimeError) as error:
+            return failure_of(error, self.place.kind)
+        finally:
+            if self._room is not None:
+                self._room.release()
 
     def _repeat(self, call: _Call) -> Any:
         """Like `_answer`, again for a while if that may help; only for what may be done twice.
@@ -192,14 +205,7 @@ class ObjectStorage:
         self, doing: str, key: str, call: _Call, again: Callable[[], Any], **means: Any
     ) -> Any:
         """Like `_ask`; if it may help to ask again, that is done by `again`, in a thread."""
-        obstore, found = library(), None
-        with calling(self._gate) as turn:
-            try:
-                if turn is not None:
-                    await asyncio.wrap_future(turn)
-                found = await call(obstore)
-            except (obstore.exceptions.BaseError, OSError, ValueError, RuntimeError) as error:
-                found = failure_of(error, self.place.kind)
+        found = await self._answer_async(call)
         if self._is_passing(found):
             return await asyncio.to_thread(again)
         return self._meant(found, doing, key, means)

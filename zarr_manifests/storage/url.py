@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 type Location = str | os.PathLike[str] | Storage
 """What names a place: a path, a URL, or the storage itself."""
 
-_VARIABLES: Final = ("AWS_", "GOOGLE_", "AZURE_", "AZURITE_", "IDENTITY_", "MSI_", "SSL_CERT_")
 _SLIPPED = re.compile(r"(file|memory|s3a?|gs|gcs|az|abfss?|https?):(?!//).*", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _CLIENT_OPTIONS: Final[dict[str, type]] = {
@@ -50,7 +49,6 @@ _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "s3": {
         "region": str,
         "virtual_hosted": bool,
-        "profile": str,
         "requester_pays": bool,
         **_STORE_OPTIONS,
     },
@@ -108,7 +106,6 @@ def from_url(
         `storage_class` (str) of what is written.
 
         On S3 `region` (str); `virtual_hosted` (bool), if the bucket is part of the host name;
-        `profile` (str), a profile of the AWS configuration, which needs the AWS SDK;
         `requester_pays` (bool). On Azure `account` (str).
 
         For a web server: `allow_redirects` (bool), to follow redirects to other hosts.
@@ -153,17 +150,6 @@ def from_url(
     from zarr_manifests.storage.memory import MemoryStorage
 
     return MemoryStorage(rest)
-
-
-def environment_mark() -> int:
-    """A number that differs once a variable has changed that clients of object stores read."""
-    # Other threads may remove variables meanwhile, which `items` cannot bear.
-    said = {(name, os.environ.get(name)) for name in os.environ if _is_read(name.upper())}
-    return hash(frozenset(said))
-
-
-def _is_read(name: str) -> bool:
-    return name.startswith(_VARIABLES) or name.endswith("_PROXY")
 
 
 def parse_options(url: str | os.PathLike[str], texts: Mapping[str, str]) -> dict[str, object]:
@@ -385,9 +371,8 @@ def _check(scheme: str, options: Mapping[str, object]) -> None:
             hint = f"; did you mean {close[0]}?" if close else ""
             problem = f"unknown storage option; {takes}{hint}"
         problems += [f"{name}: {problem}"] if problem else []
-    sources = [name for name in ("anonymous", "profile", "credentials") if options.get(name)]
-    if len(sources) > 1:
-        problems.append(f"{sources[1]}: contradicts {sources[0]}; give one of them")
+    if options.get("anonymous") and options.get("credentials"):
+        problems.append("credentials: contradicts anonymous; give one of them")
     if problems:
         raise ConfigError(problems)
 
