@@ -28,14 +28,6 @@ from zarr_manifests.decoding import BulkDecoder, decompressed
 _SPARE_BYTES: Final = 256
 _PART_BYTES: Final = 64  # of one in a shard: its place in the index, and a header
 _FILTERED_BYTES: Final = 16  # filters of format 2 change the type, at most to the largest one
-_TYPES: Final = ("dtype", "astype", "encode_dtype", "decode_dtype")
-_BOUNDED: Final = frozenset(
-    [
-        *("adler32", "astype", "bitround", "blosc", "bytes", "crc32", "crc32c", "delta"),
-        *("fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "packbits", "quantize"),
-        *("shuffle", "transpose", "vlen-bytes", "vlen-utf8", "zlib", "zstd"),
-    ]
-)
 
 
 def bounded(codecs: Iterable[Codec]) -> tuple[Codec, ...]:
@@ -64,55 +56,6 @@ def bounded(codecs: Iterable[Codec]) -> tuple[Codec, ...]:
             vars(made)["part"] = part
         found.append(made)
     return tuple(found)
-
-
-def unbounded(codecs: Iterable[Codec]) -> list[str]:
-    """Names of the codecs that may make anything of a few bytes.
-
-    Examples
-    --------
-    >>> from numcodecs import BZ2
-    >>> from zarr.codecs._v2 import V2Codec
-    >>> from zarr_manifests.bulk.bounded import unbounded
-    >>> unbounded([V2Codec(filters=None, compressor=BZ2())])
-    ['bz2']
-    """
-    found = []
-    for codec in codecs:
-        if isinstance(codec, ShardingCodec):
-            found += unbounded(codec.codecs)
-            continue
-        if isinstance(codec, V2Codec):
-            used = [*(codec.filters or ()), codec.compressor]
-            configs: list[Any] = [each.get_config() for each in used if each is not None]
-        else:
-            told: Any = codec.to_dict()
-            name = told["name"].removeprefix("numcodecs.")
-            configs = [{**told.get("configuration", {}), "id": name}]
-        for config in configs:
-            types = [np.dtype(config[key]) for key in _TYPES if config.get(key) is not None]
-            wide = any(each.itemsize > _FILTERED_BYTES for each in types)
-            if config["id"] not in _BOUNDED or wide:
-                found.append(config["id"])
-    return found
-
-
-def index_bytes(codecs: Iterable[Codec], cells: int) -> int:
-    """Room for the indexes of shards, in bytes, in what is decoded of so many cells.
-
-    Examples
-    --------
-    >>> from zarr.codecs import ShardingCodec
-    >>> from zarr_manifests.bulk.bounded import index_bytes
-    >>> index_bytes([ShardingCodec(chunk_shape=(10,))], 1000)
-    6400
-    """
-    found = 0
-    for codec in codecs:
-        if isinstance(codec, ShardingCodec):
-            part = math.prod(codec.chunk_shape)
-            found += cells // part * (_PART_BYTES + index_bytes(codec.codecs, part))
-    return found
 
 
 class _Bounded:

@@ -37,9 +37,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 from xarray.conventions import decode_cf_variable
 
-from zarr_manifests.bulk import use_bulk
-from zarr_manifests.bulk.bounded import index_bytes, unbounded
-from zarr_manifests.decoding import decoded_by, readable
+from zarr_manifests.bulk import document_of, use_bulk
+from zarr_manifests.decoding import BulkDecoder, decoded_by, readable
 from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -57,6 +56,7 @@ from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.ids import is_snapshot_id
 from zarr_manifests.keys import (
     DOCUMENTS,
+    V2_ARRAY,
     V2_GROUP,
     V3_DOCUMENT,
     absolute,
@@ -422,6 +422,8 @@ def _consolidated(contents: SessionView, key: str) -> InlineRef | None:
 MOST_VALUES: Final = 512
 MOST_CHUNKS: Final = 1024
 MOST_CHUNK_BYTES: Final = 128 * 1024**2
+_PLACE_BYTES: Final = 64
+"""What the index of a shard takes in memory for each of its chunks."""
 
 
 def axes_of(index: str | None, shape: Sequence[int]) -> list[int | range]:
@@ -524,14 +526,13 @@ def _opened(opened: OpenSnapshot, node: Node) -> Any:
     """An array of chunks that are not too large, and not decompressed to more than it has."""
     with readable(node.path):
         array = zarr.open_array(opened.session.store, path=node.path, mode="r")
-        codecs: Any = tuple(array.async_array.codec_pipeline)  # type: ignore[arg-type]
-        names = unbounded(codecs)
-        index = index_bytes(codecs, math.prod(array.shards or array.chunks))
-    if names:
+        decoder = BulkDecoder.of(document_of(node, V2_ARRAY), array.dtype)
+    if decoder is None:
         raise InvalidArgumentError(
-            f"{absolute(node.path)} is not shown: a few bytes of its codec {plain_text(names[0])} "
-            "may become any number, and the memory of a server is bounded. Read it with Zarr"
+            f"{absolute(node.path)} is not shown: a few bytes may become any number by codecs that "
+            "are not known here, and the memory of a server is bounded. Read it with Zarr"
         )
+    index = 0 if decoder.shards is None else _PLACE_BYTES * math.prod(decoder.shards.counts)
     size = math.prod(array.chunks) * array.dtype.itemsize + index
     if size > MOST_CHUNK_BYTES:
         what = "a chunk and the index of its shard have" if index else "a chunk has"
