@@ -19,7 +19,8 @@ Expiry: moving the floors of branches, in one swap
 --------------------------------------------------
 
 Snapshots that leave history are listed in the root as pending until a collection has deleted their
-objects. Nothing is deleted here.
+objects. Nothing is deleted here. Snapshots that stay are read. Of those that leave, the entries of
+history tell, unless a lease may keep one.
 
 Invariant: leased snapshots stay in history. A branch's floor never rises above a leased snapshot.
 The first expiry also ends the history of tags; it is put off while a leased snapshot is in the
@@ -53,6 +54,7 @@ from zarr_manifests.engine.ancestry import (
     ages,
     ancestors,
     archived_versions,
+    entries,
     follow,
     has_expired,
     lease_name,
@@ -482,7 +484,10 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
         nonlocal report
         whole = context.roots.whole(root)
         leased = frozenset(lease.snapshot for lease in whole.leases)
-        lines = {name: _line(context, branch) for name, branch in whole.branches.items()}
+        lines = {
+            name: _line(context, branch, retention, leased)
+            for name, branch in whole.branches.items()
+        }
         kept = {name: kept_count(line, retention, leased) for name, line in lines.items()}
         held = _held_elsewhere(whole, lines, leased)
         if held is not None and any(kept[name] < len(line) for name, line in lines.items()):
@@ -504,12 +509,30 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
     return report
 
 
-def _line(context: ReadContext, branch: Branch) -> list[Aged]:
-    """The history of a branch, newest first."""
-    return [
-        Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms, snapshot.parent)
-        for ref, snapshot in ages(context, branch.head, branch.floor)
-    ]
+def _line(
+    context: ReadContext, branch: Branch, retention: Retention, leased: Set[str]
+) -> list[Aged]:
+    """The history of a branch, newest first; what leaves it is read only if it may be leased."""
+    line: list[Aged] = []
+    for ref, snapshot in ages(context, branch.head, branch.floor):
+        if line and not (leased or retention.keeps(len(line), snapshot.written_ms)):
+            return line + _listed(context, ref, branch.floor)
+        line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms, snapshot.parent))
+    return line
+
+
+def _listed(context: ReadContext, start: BlobRef, floor: str | None) -> list[Aged]:
+    """The snapshot and those before it, newest first, as entries of history tell of them."""
+    line: list[Aged] = []
+    for found in entries(context, start, floor):
+        refs = [None if found.parent is None else found.parent.ref]
+        refs += [found.pointer(at).ref for at in range(len(found))]
+        line += [
+            Aged(ref, found.ids[at], found.written_ms[at], refs[at])
+            for at, ref in reversed([*enumerate(refs[1:])])
+            if ref is not None
+        ]
+    return line
 
 
 def _held_elsewhere(
