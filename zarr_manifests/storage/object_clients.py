@@ -599,60 +599,38 @@ _CREDENTIALS: Final = (
     "is public"
 )
 _BUCKET: Final = "make the bucket, or correct its name, the endpoint or the account"
-_REGION: Final = "the bucket is in another region: give the one it is in, region=..."
-_MOVED: Final = (
-    "the store sends to another address: give that one, or the region that the bucket is in"
+_ELSEWHERE: Final = (
+    "the store sends to another region or address: give that one, region=... or endpoint=..."
 )
 _FULL: Final = "make room there, or raise its quota, then try again"
-_RIGHTS: Final = (
-    "these credentials do not allow it here; reading takes the rights to get and to list objects, "
-    "writing those to put and to delete them as well"
-)
-_LARGE: Final = "one object cannot be as large there; make the chunks smaller"
-_SLOWER: Final = "the store asks for fewer requests; try again later"
-_SAID: Final = {
-    _BUCKET: ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName"),
-    _REGION: (
-        "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
-    ),
-    _CREDENTIALS: (
-        "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
-        "AuthenticationFailed",
-    ),
-    _RIGHTS: (
-        "AccessDenied", "AllAccessDisabled", "AuthorizationFailure",
-        "AuthorizationPermissionMismatch",
-    ),
-    _FULL: (
-        "QuotaExceeded", "XMinioStorageFull", "XMinioStorageQuotaExceeded",
-        "XMinioAdminBucketQuotaExceeded",
-    ),
-    _LARGE: ("EntityTooLarge",),
-    _SLOWER: ("SlowDown",),
-    "try again later": ("ServiceUnavailable", "InternalError"),
-    "set the clock of this machine": ("RequestTimeTooSkewed",),
-    "the store does not know this request": ("NotImplemented",),
-    "somebody else writes the same object; try again": ("ConditionalRequestConflict",),
-    "": ("NoSuchKey", "InvalidRange", "PreconditionFailed"),
-}  # fmt: skip
-_HINTS: Final = {code: hint for hint, codes in _SAID.items() for code in codes}
+_LATER: Final = "the store asks for fewer requests, or has a fault; try again later"
+_HINTS: Final = {
+    **dict.fromkeys(("NoSuchBucket", "ContainerNotFound", "InvalidBucketName"), _BUCKET),
+    **dict.fromkeys(("PermanentRedirect", "AuthorizationHeaderMalformed"), _ELSEWHERE),
+    **dict.fromkeys(("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"), _CREDENTIALS),
+    **dict.fromkeys(("InvalidToken", "AuthenticationFailed"), _CREDENTIALS),
+    **dict.fromkeys(("QuotaExceeded", "XMinioStorageFull", "XMinioStorageQuotaExceeded"), _FULL),
+    "XMinioAdminBucketQuotaExceeded": _FULL,
+}
+"""What to do about an error code; only these are repeated in messages."""
 _BY_STATUS: Final = {
-    **dict.fromkeys((301, 302, 303, 307, 308), _MOVED),
+    **dict.fromkeys((301, 302, 303, 307, 308), _ELSEWHERE),
     401: _CREDENTIALS,
-    403: _RIGHTS,
-    413: _LARGE,
-    429: _SLOWER,
+    403: "these credentials do not allow it here; reading takes the rights to get and to list "
+    "objects, writing those to put and to delete them as well",
+    409: "somebody else writes the same object; try again",
+    413: "one object cannot be as large there; make the chunks smaller",
+    **dict.fromkeys((429, 500, 503), _LATER),
     507: _FULL,
 }
-_UNANSWERED: Final = "; check the endpoint and the network"
 _SAYS: Final = {
     "credentials": f"no credentials were found; {_CREDENTIALS}",
-    "elsewhere": _REGION,
+    "elsewhere": _ELSEWHERE,
     "whole": "the server has no byte ranges, and answers with the whole object; use a server that "
     "has them, or copy what is there",
-    "unreachable": f"the store cannot be reached{_UNANSWERED}",
-    "timeout": f"the store did not answer in time{_UNANSWERED}",
-    "cut": f"the store broke the connection off before its answer was whole{_UNANSWERED}",
+    "unreachable": "the store cannot be reached; check the endpoint and the network",
+    "timeout": "the store did not answer in time; check the endpoint and the network",
+    "cut": "the store broke the connection off before its answer was whole; check the network",
 }
 
 
@@ -740,6 +718,6 @@ def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageEr
         kind = UnsupportedStorageError if failure.kind == "whole" else StorageError
     elif hint == _FULL:
         kind = StorageFullError
-    elif failure.code == "NotImplemented" or failure.status == 501:
+    elif failure.status == 501:
         kind = UnsupportedStorageError
     return kind(f"cannot {doing} {f'{key!r} in {url}' if key else url}: {why}")
