@@ -49,7 +49,6 @@ from zarr_manifests.storage.protocol import (
 
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 _AT_ONCE: Final = 16
-_REMEMBERED: Final = 200_000
 _TRIES: Final = 5
 # What says that there is such an object already. Azure says 409; S3 does of one that others write.
 _EXISTS: Final = {"s3fs": (412,), "adlfs": (409, 412)}
@@ -102,7 +101,6 @@ class FsspecStorage:
                 "a path with a user, a password or a query in it is refused, since paths end up in "
                 "logs and pickles: give them to the filesystem"
             )
-        self._written: dict[str, bool] = {}  # not passed to `sync` yet: known to exist
 
     def __repr__(self) -> str:
         return f"FsspecStorage({self.url!r})"
@@ -169,10 +167,7 @@ class FsspecStorage:
         self._ask("write", check_key(key), lambda fs, at: fs.pipe_file(at, data))
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
-        created = self.cas(key, bytes(data), None) is not None
-        if not durable and len(self._written) < _REMEMBERED:
-            self._written[key] = True
-        return created
+        return self.cas(key, bytes(data), None) is not None
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         return await asyncio.to_thread(partial(self.create, key, data, durable=durable))
@@ -199,13 +194,10 @@ class FsspecStorage:
 
     def delete_many(self, keys: Iterable[str]) -> None:
         for some in batched(map(check_key, keys), _AT_ONCE):
-            for key in some:
-                self._written.pop(key, None)
             SYSTEM.parallel([partial(self._delete, key) for key in some])
 
     def sync(self, keys: Iterable[str]) -> None:
-        others = [key for key in keys if not self._written.pop(check_key(key), False)]
-        for some in batched(others, _AT_ONCE):
+        for some in batched(keys, _AT_ONCE):
             SYSTEM.parallel([partial(self.head, key) for key in some])
 
     # --- conditions --------------------------------------------------------------------------

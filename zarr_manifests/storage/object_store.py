@@ -81,7 +81,6 @@ _MOST_OFFSET: Final = 2**63 - 1
 _MOST_SECONDS: Final = 253_402_300_798  # the year 9999
 _LISTED: Final = 1000
 _DELETED: Final = 256  # more at once, and some servers answer for part of them only
-_LISTED_FROM: Final = 8
 _DELETED_SINGLY: Final = 16
 _NO_BULK: Final = (400, 405, 501)
 _OF_VERSIONS: Final = {"beyond": (b"", Version()), "changed": None}
@@ -454,21 +453,15 @@ class ObjectStorage:
         folders: dict[str, set[str]] = {}
         for key in keys:
             if not self._written.pop(check_key(key), False):
-                folders.setdefault(key.rpartition("/")[0], set()).add(key)
-        for folder, there in folders.items():
-            if folder and len(there) > _LISTED_FROM:
-                self._check_listed(folder, there)
-            else:
-                for key in sorted(there):
-                    self.head(key)
-
-    def _check_listed(self, folder: str, keys: set[str]) -> None:
-        """Like `head` for each of the keys, with as few requests as the listing takes."""
-        last, listed = max(keys), self.list(f"{folder}/", after=_before(min(keys)))
-        found = {info.key for info in itertools.takewhile(lambda info: info.key <= last, listed)}
-        missing = sorted(keys - found)
-        if missing:
-            raise ObjectNotFoundError(f"there is no object {missing[0]!r} in {self.url}")
+                folders.setdefault(key[: key.rfind("/") + 1], set()).add(key)
+        for folder, missing in folders.items():
+            last = max(missing)
+            for info in self.list(folder, after=_before(min(missing))):
+                missing.discard(info.key)
+                if info.key >= last:
+                    break
+            if missing:
+                raise ObjectNotFoundError(f"there is no object {min(missing)!r} in {self.url}")
 
     # --- versions ----------------------------------------------------------------------------
 
