@@ -97,7 +97,6 @@ class SessionCommits:
         metadata: Mapping[str, Any] | None = None,
         *,
         rebase: bool | Policy = True,
-        retries: int | None = None,
         discard_unmerged: bool = False,
         txn: object = None,
         allow_empty: bool = False,
@@ -115,7 +114,6 @@ class SessionCommits:
             "" if message is None else checked_message(message),
             self._metadata(metadata),
             self._rebasing(rebase),
-            _attempts(retries),
             txn=step,
             steps=steps,
         )
@@ -316,12 +314,6 @@ class SessionCommits:
         compacted = compact_if_due(writer.context, writer.branch, view)
         if compacted is not None:
             writer.move_to(compacted)
-
-
-def _attempts(retries: int | None) -> int | None:
-    if retries is not None and (type(retries) is not int or retries < 0):
-        raise InvalidArgumentError(f"retries must be a whole number from 0 on, not {retries!r}")
-    return None if retries is None else retries + 1
 
 
 def merge(

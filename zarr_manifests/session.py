@@ -243,7 +243,6 @@ class Session:
         metadata: Mapping[str, Any] | None = None,
         *,
         rebase: bool | Policy = True,
-        retries: int | None = None,
         discard_unmerged: bool = False,
         txn: Txn | tuple[str, int] | None = None,
         allow_empty: bool = False,
@@ -265,8 +264,6 @@ class Session:
             What to do when other commits came first. True (the same as "fail") puts this commit on
             top of them unless they conflict; False gives up; else this policy decides conflicts,
             see `rebase`.
-        retries : int, optional
-            How often to try again when others are faster; else as configured (`commits.attempts`).
         discard_unmerged : bool, default False
             Commit although pickled copies of the store, or children of `os.fork`, changed
             something that was not merged.
@@ -306,7 +303,6 @@ class Session:
             message,
             metadata,
             rebase=rebase,
-            retries=retries,
             discard_unmerged=discard_unmerged,
             txn=txn,
             allow_empty=allow_empty,

@@ -85,8 +85,6 @@ class CommitRequest(Struct, frozen=True):
         Its metadata, checked.
     rebasing : Rebasing
         What to do if other commits came first.
-    attempts : int, optional
-        The number of attempts; by default as configured.
     amends : SnapshotView, optional
         The branch's head, which the commit replaces.
     source : str, optional
@@ -103,7 +101,6 @@ class CommitRequest(Struct, frozen=True):
     message: str
     metadata: Mapping[str, Any]
     rebasing: Rebasing = field(default_factory=Rebasing)
-    attempts: int | None = None
     amends: SnapshotView | None = None
     source: str | None = None
     txn: Txn | None = None
@@ -224,7 +221,7 @@ def _landed(
         make,
         prepared.uploads,
         (f"commit to {branch!r}", "the session keeps its changes, commit again later"),
-        request.attempts or context.config.commits.attempts,
+        context.config.commits.attempts,
         pending=pending,
         early=bool(changes.unsynced) or sum(pack.nbytes for pack in packs) > _QUICK_BYTES,
     )
