@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from zarr_manifests.cli.verbs import Pairs, Repo, Told, pairs, verb, write_error
+from zarr_manifests.cli.verbs import Repo, Told, verb, write_error
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
-from zarr_manifests.report import plain
 
 if TYPE_CHECKING:
     from zarr_manifests.config import Config
-    from zarr_manifests.reports import ArrayPlace, ManifestLayout
 
-run_config = typer.Typer(
-    help="Show, change and check configurations; metadata of a repository.", no_args_is_help=True
-)
+run_config = typer.Typer(help="Show, change and check configurations.", no_args_is_help=True)
 
 
 @run_config.command(name="show")
@@ -71,33 +66,6 @@ def validate(file: typer.FileBinaryRead) -> object:
     return Told(config.to_dict(), [f"{name}: good"])
 
 
-@run_config.command()
-@verb
-def metadata(repo: Repo, entries: Pairs = None, *, replace: bool = False) -> object:
-    """Show the metadata of the repository as a whole, or set some names of it.
-
-    Parameters
-    ----------
-    entries : [NAME=VALUE]...
-        Set these; values are JSON, or text.
-    replace :
-        Drop the names not given.
-    """
-    given = {name: _value(text) for name, text in pairs(entries, "metadata").items()}
-    if replace:
-        repo.metadata(given, replace=True)
-    elif given:
-        repo.metadata(given)
-    found = repo.metadata()
-    shown = {} if given or replace else found
-    return Told(found, [f"{name}: {_value_text(value)}" for name, value in shown.items()])
-
-
-def _value_text(value: object) -> str:
-    """The value on one line; text as it is, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
-
-
 def _read_config(file: IO[bytes]) -> Config:
     """Read the configuration in the file; faults are printed one per line, and end the program."""
     from zarr_manifests.config import Config
@@ -130,33 +98,10 @@ def _put(given: dict[str, Any], option: str) -> None:
     inside[name] = load_yaml(text)[0]
 
 
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
 # --- manifests -------------------------------------------------------------------------------
 
 
 @verb
-def run_explain(repo: Repo, array: str | None = None, *, at: str = "main") -> object:
-    """Show each array's matching rule, its set and manifests; of one array, why it overflowed.
-
-    Parameters
-    ----------
-    array :
-        Show only this array, with its leaves.
-    """
-    layout = repo.explain_manifests(at)
-    return layout if array is None else _named(layout, array)
-
-
-def _named(layout: ManifestLayout, array: str) -> ArrayPlace:
-    from zarr_manifests.keys import absolute, no_array
-
-    arrays, path = {one.path: one for one in layout.arrays}, absolute(array.strip("/"))
-    if path not in arrays:
-        raise no_array(path, arrays, f" in snapshot {layout.snapshot_id}")
-    return arrays[path]
+def run_explain(repo: Repo, version: str = "main") -> object:
+    """Show each array's matching rule, its set and manifests."""
+    return repo.explain_manifests(version)

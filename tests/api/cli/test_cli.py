@@ -55,28 +55,18 @@ def test_log_is_limited_and_says_so(url: str) -> None:
 # --- info ----------------------------------------------------------------------------------------
 
 
-def test_metadata_is_set_shown_and_part_of_info(tmp_path: Path) -> None:
+def test_metadata_is_part_of_info(tmp_path: Path) -> None:
     repo = zm.create(tmp_path)
-    metadata = "config", "metadata", tmp_path
-    assert lines(*metadata) == []
-    assert lines(*metadata, "title=winds: 10 m", 'grid={"lat": 0.25}', "n=3") == []
     expected = {"title": "winds: 10 m", "grid": {"lat": 0.25}, "n": 3}
-    assert repo.metadata() == expected
-    assert lines(*metadata, "title=no", "day=2026-11-01") == []
-    expected |= {"title": "no", "day": "2026-11-01"}
-    assert repo.metadata() == expected
-    shown = ["title: no", 'grid: {"lat": 0.25}', "n: 3", "day: 2026-11-01"]
-    assert sorted(lines(*metadata)) == sorted(shown)
+    repo.metadata(expected)
     told = [line.split(maxsplit=1) for line in lines("info", tmp_path)]
-    at = told.index(["metadata", "(4)"])
-    assert sorted(told[at + 1 : at + 5]) == [
-        ["day", "2026-11-01"], ["grid", "lat: 0.25"], ["n", "3"], ["title", "no"]
+    at = told.index(["metadata", "(3)"])
+    assert sorted(told[at + 1 : at + 4]) == [
+        ["grid", "lat: 0.25"], ["n", "3"], ["title", "winds: 10 m"]
     ]  # fmt: skip
     assert json.loads(*lines("info", tmp_path, "--json"))["metadata"] == expected
     repo.metadata({"\x1b[31m": "\x1b[31mred"})
-    assert "\x1b" not in "".join(lines(*metadata) + lines("info", tmp_path))
-    assert json.loads(*lines(*metadata, "--replace", "n=4", "--json")) == {"n": 4}
-    assert repo.metadata() == {"n": 4}
+    assert "\x1b" not in "".join(lines("info", tmp_path))
 
 
 # --- du, diff, branch, tag -----------------------------------------------------------------------

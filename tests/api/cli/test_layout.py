@@ -38,10 +38,7 @@ def rows(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_explain_shows_the_leaves_of_one_array(url: str) -> None:
-    done = call("explain", url, "sea", "--at", "main")
-    assert ["wanted", "default"] in rows(done.stdout)
-    assert ["0", "6,000", "6,000"] in [row[:3] for row in rows(done.stdout)]
-    lost = call("explain", url, "/lost")
-    assert lost.exit_code == 1
-    assert "there is no array '/lost'" in lost.stderr
+def test_explain_shows_the_rule_and_the_set_of_each_array(url: str) -> None:
+    found = rows(call("explain", url, "main").stdout)
+    assert ["/lat", "0", "coordinates"] in [row[:3] for row in found]
+    assert ["/sea", "default"] in [row[:2] for row in found]
