@@ -32,7 +32,6 @@ from zarr.abc.store import (
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CPUBuffer
 
-from zarr_manifests.display import html_page
 from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.forks import freeze, revive
 from zarr_manifests.engine.overlay import Entry, SessionView, Unread, freeze_reader, revive_reader
@@ -166,17 +165,8 @@ class ManifestStore(Store):
 
     def __repr__(self) -> str:
         _, url, head, *_ = self._identity()
-        return f"<ManifestStore {plain_text(url)} at {snapshot_id_of(head)}, {self._mode()}>"
-
-    def _repr_html_(self) -> str:
-        _, url, head, *_ = self._identity()
-        facts = [("at", url), ("snapshot", snapshot_id_of(head)), ("mode", self._mode())]
-        # Showing an unpickled store does not open it.
-        is_open = not isinstance(self._contents, ForkState)
-        return html_page("ManifestStore", facts, self._reads.nodes() if is_open else None)
-
-    def _mode(self) -> str:
-        return "read-only" if self.read_only else "writable"
+        mode = "read-only" if self.read_only else "writable"
+        return f"<ManifestStore {plain_text(url)} at {snapshot_id_of(head)}, {mode}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         of = self._contents
