@@ -27,7 +27,6 @@ _RANDOM_BYTES: Final = 12
 _SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
 _KEY = re.compile(r"[a-z]+/([0-9]{12}-[0-9a-f]{24})/(?:0|[1-9][0-9]{0,8})", re.ASCII)
 _SNAPSHOT = re.compile(r"([0-9]{12}-[0-9a-f]{24})-(0|[1-9][0-9]{0,8})", re.ASCII)
-_SNAPSHOTS = re.compile(rf"{_SNAPSHOT.pattern}(?:\n{_SNAPSHOT.pattern})*", re.ASCII)
 
 
 def _library_call() -> Callable[[int, int], int] | None:
@@ -93,12 +92,6 @@ def is_session_id(text: str) -> bool:
 def is_snapshot_id(text: str) -> bool:
     """Whether `text` has the form of a snapshot id."""
     return _SNAPSHOT.fullmatch(text) is not None
-
-
-def are_snapshot_ids(texts: Sequence[str]) -> bool:
-    """Whether each of them has the form of a snapshot id; there is at least one."""
-    joined = "\n".join(texts)
-    return joined.count("\n") < len(texts) and _SNAPSHOTS.fullmatch(joined) is not None
 
 
 def session_start(session_id: str) -> int:

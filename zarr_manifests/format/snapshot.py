@@ -58,7 +58,7 @@ from zarr_manifests.format.records import (
     unpack,
     with_copies,
 )
-from zarr_manifests.ids import COMMIT_ID_BYTES, are_snapshot_ids, snapshot_id_of, snapshot_key
+from zarr_manifests.ids import COMMIT_ID_BYTES, is_snapshot_id, snapshot_id_of, snapshot_key
 
 _TEXT_BYTES: Final = 512
 
@@ -187,7 +187,7 @@ class HistoryEntries(Record, frozen=True, rename={"written_ms": "at_ms"}):
         _check({*map(len, columns)} == {len(self.ids)} != {0})
         _check(len(self.commits) == COMMIT_ID_BYTES * len(self.ids))
         parent = [] if self.parent is None else [self.parent.snapshot_id]
-        _check(are_snapshot_ids([*self.ids, *parent]))
+        _check(all(map(is_snapshot_id, [*self.ids, *parent])))
 
     @classmethod
     def of(cls, entries: Sequence[HistoryEntry]) -> HistoryEntries:
