@@ -376,9 +376,6 @@ class ChunkManifests(Struct, frozen=True):
     preload: Preload = Preload()
 
     def __post_init__(self) -> None:
-        sets: Any = self.sets
-        if isinstance(sets, Mapping):
-            force_setattr(self, "sets", [{name: body} for name, body in sets.items()])
         # By identity: a rule that somebody wrote is never dropped, even if it is the same.
         by_default = self.rules is _DEFAULT_RULES
         read_options(self)

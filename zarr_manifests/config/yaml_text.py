@@ -139,8 +139,7 @@ class _Reading:
             if key in found:
                 _refuse(event, f"the key {shown(key)} is given twice; keep one")
             at = f"{place}.{spelled(key)}".removeprefix(".")
-            in_list = f"{place}[{len(found)}].{spelled(key)}"  # where sets are a map
-            self.lines[at] = self.lines[in_list] = event.start_mark.line + 1
+            self.lines[at] = event.start_mark.line + 1
             found[key] = self._value(next(self._events), at, depth)
         return found
 

@@ -119,13 +119,6 @@ def test_a_fault_is_told_with_its_place(document: str, place: str) -> None:
     assert found.startswith(place)
 
 
-def test_sets_may_be_a_map() -> None:
-    body = "{b: {overflow-to: a}, a: , default: {max-size: null}}"
-    planned = Config.from_yaml(f"chunk-manifests: {{sets: {body}}}").chunk_manifests
-    assert [one.name for one in planned.sets] == ["b", "a", "default"]
-    assert planned.sets[-1].max_manifest_size is None
-
-
 def test_what_is_left_empty_has_its_default() -> None:
     for empty in ("", "# nothing", "chunk-manifests:", "commits:", "chunk-manifests: {preload: }"):
         assert Config.from_yaml(empty) == Config()
