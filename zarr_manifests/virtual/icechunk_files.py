@@ -353,7 +353,7 @@ def _reached(icechunk: Any, container: VirtualContainer) -> tuple[Any, Any] | No
     if scheme in WEB:
         return icechunk.http_store(), credentials.HttpAccess
     endpoint = options.get("endpoint")
-    elsewhere = "profile" in options or (scheme != "s3" and endpoint is not None)
+    elsewhere = scheme != "s3" and endpoint is not None
     if scheme not in _CLOUDS or container.credentials is not None or elsewhere:
         return None
     if scheme == "s3":
