@@ -6,19 +6,13 @@ Any thread may add to a `Meter`; `Metrics` is its state at one moment. Invariant
 - Counts belong to this process: a child of `os.fork` starts at zero, and pickles carry none. So
   `process_totals` is the sum over all meters, including those already garbage-collected.
 - Adding costs a lock that is held for two additions.
-
-Where a process imports `opentelemetry.metrics`, each field of `Metrics` is an observable counter,
-read when somebody collects. Opening a repository looks for the import, but never imports it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import weakref
-from collections.abc import Iterable
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -168,34 +162,3 @@ def process_totals() -> Metrics:
     """Counts of all repositories of this process together."""
     with _LOCK:
         return Metrics(**_TOTALS)
-
-
-_UNITS = {"bytes": "By", "requests": "{request}", "refs": "{ref}", "files": "{file}"}
-
-
-_OFFERING: Final = ForkSafeLock()
-
-
-def connect() -> None:
-    """Offer the counts to OpenTelemetry, if it was imported and they are not offered yet."""
-    if "opentelemetry.metrics" in sys.modules:
-        with _OFFERING:
-            _offer()
-
-
-@cache
-def _offer() -> None:
-    from opentelemetry import metrics
-
-    meter = metrics.get_meter("zarr_manifests")
-    for name in _NAMES:
-
-        def observe(_: Any, name: str = name) -> Iterable[Any]:
-            return [metrics.Observation(getattr(process_totals(), name))]
-
-        meter.create_observable_counter(
-            f"zarr_manifests.{name}",
-            [observe],
-            unit=next((_UNITS[w] for w in name.split("_") if w in _UNITS), "1"),
-            description=f"zarr_manifests.metrics.Metrics.{name} of this process",
-        )

@@ -288,7 +288,7 @@ def _no_credentials() -> None:
         (lambda: VirtualContainer(f"https:me:{PLANTED}@b"), InvalidArgumentError),
         (lambda: container_of(5), InvalidArgumentError),
         (lambda: container_of({"region": "x"}), InvalidArgumentError),
-        (lambda: container_of({"url": "s3://b", "secret-key": PLANTED}), ConfigError),
+        (lambda: VirtualContainer("s3://b", secret_key=PLANTED), ConfigError),
     ],
 )
 def test_options_that_a_place_does_not_take_are_refused(

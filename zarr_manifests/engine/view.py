@@ -51,7 +51,7 @@ from zarr_manifests.format.records import BlobRef, pack
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.metrics import Meter, connect
+from zarr_manifests.metrics import Meter
 from zarr_manifests.planning.garbage import tells_about
 from zarr_manifests.planning.leaves import PlacedLeaf
 from zarr_manifests.planning.live_deltas import TableSource, rows_in
@@ -457,7 +457,6 @@ class Context(ReadContext, frozen=True):
         cache: CacheOptions,
     ) -> Context:
         """The repository, with one cache for all that is read of it."""
-        connect()
         objects = Objects(storage, runtime, cache)
         roots.share(objects, repository_id)
         chunks = ChunkCache(cache, runtime, meter_of(storage)) if cache.chunk_bytes else None

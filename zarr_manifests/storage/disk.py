@@ -63,8 +63,7 @@ _HINTS: Final = {
     errno.EACCES: "check its owner and permissions",
     errno.EPERM: "check its owner and permissions",
     errno.EROFS: "the filesystem is mounted read-only",
-    errno.ELOOP: "put the file or the folder itself there; or, if the link is meant, open the "
-    "storage with follow_links=True, as from_url(path, follow_links=True) does",
+    errno.ELOOP: "put the file or the folder itself there",
     errno.ENXIO: "move it away",
     errno.EISDIR: "a folder stands where an object should be; move it away",
     errno.ENOTDIR: "a file stands where a folder should be; move it away",
@@ -140,11 +139,11 @@ def read_at(fd: int, start: int, length: int | None) -> bytes:
     return b"".join(parts)
 
 
-def open_below(root: str, key: str, *, follow_links: bool = False) -> int:
+def open_below(root: str, key: str) -> int:
     """Open the regular file `key` below the folder `root` for reading; return its descriptor.
 
-    The root may be a link or lie below one. Without `follow_links`, each folder below it is opened
-    separately without following links, so a link put there in the meantime is refused too.
+    The root may be a link or lie below one. Each folder below it is opened separately without
+    following links, so a link put there in the meantime is refused too.
 
     Raises
     ------
@@ -152,8 +151,8 @@ def open_below(root: str, key: str, *, follow_links: bool = False) -> int:
         As `open_regular`.
     """
     path = f"{root.rstrip('/')}/{key}"
-    if follow_links or "/" not in key:
-        return open_regular(path, follow_links=follow_links)
+    if "/" not in key:
+        return open_regular(path)
     at = _opened_folder(root, key)
     try:
         return open_regular(key.rpartition("/")[2], dir_fd=at, named=path)
@@ -417,7 +416,7 @@ class FileTurn:
 
     def __init__(self, path: str) -> None:
         with _fork_guard:
-            # Not through a link, whatever the storage follows: a lock must be where objects are.
+            # Not through a link: a lock must be where objects are.
             self.file = FileIO(path, "ab", opener=open_regular)
             _lock_files.add(self.file)
 

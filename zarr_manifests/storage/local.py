@@ -17,8 +17,8 @@ How each promise is kept:
 
 Files that no key can name, such as the lock and temporary files, do not exist for a reader.
 
-Objects are regular files. Without `follow_links`, neither they nor the folders below the root may
-be symbolic links. A read is refused even if a link is put there at that moment; a write checks
+Objects are regular files. Neither they nor the folders below the root may be symbolic links. A read
+is refused even if a link is put there at that moment; a write checks
 before it begins.
 
 A name is only on the disk if the names of all folders above it are. That costs an fsync per folder,
@@ -125,8 +125,6 @@ class LocalStorage:
     force : bool
         Also write to network and FUSE filesystems. Their locks and renames are often not safe
         between machines: use it only with a single writer at a time.
-    follow_links : bool
-        Follow symbolic links below the folder. Links above it are always followed.
     disk : PosixDisk, optional
         Makes the system calls that change the disk.
 
@@ -152,7 +150,6 @@ class LocalStorage:
         path: str | os.PathLike[str],
         *,
         force: bool = False,
-        follow_links: bool = False,
         disk: PosixDisk | None = None,
     ) -> None:
         text = os.fsdecode(path)
@@ -166,7 +163,6 @@ class LocalStorage:
         """The absolute path of the folder."""
         self._prefix = self.path.rstrip("/") + "/"
         self._force = force
-        self._follow = follow_links
         self._disk = disk or PosixDisk()
         self._writable = False
         self._lock = self._prefix + ".lock"
@@ -179,7 +175,7 @@ class LocalStorage:
         return f"LocalStorage({self.path!r})"
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        options = {"force": self._force, "follow_links": self._follow, "disk": self._disk}
+        options = {"force": self._force, "disk": self._disk}
         return partial(LocalStorage, **options), (self.path,)  # type: ignore[arg-type]
 
     @property
@@ -237,8 +233,7 @@ class LocalStorage:
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
         folder = prefix[: check_prefix(prefix).rfind("/") + 1]
         with reading(self.path, folder):
-            if not self._follow:
-                check_folders(self.path, folder)
+            check_folders(self.path, folder)
         return self._below(folder, prefix, after)
 
     def _below(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
@@ -255,7 +250,7 @@ class LocalStorage:
             key = folder + name
             if name.startswith(".") or not (key.startswith(prefix) or prefix.startswith(key)):
                 continue
-            if not self._follow and entry.is_symlink():
+            if entry.is_symlink():
                 raise read_error(link_refused(entry.path), self.path, key)
             if name.endswith("/"):
                 if key > after or after.startswith(key):
@@ -287,12 +282,12 @@ class LocalStorage:
         if _period[0] != period:
             _period[0] = period
             _file.cache_clear()
-        return _file(self.path, key, self._follow)
+        return _file(self.path, key)
 
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[int]:
         with reading(self.path, key):
-            fd = open_below(self.path, check_key(key), follow_links=self._follow)
+            fd = open_below(self.path, check_key(key))
             try:
                 yield fd
             finally:
@@ -447,8 +442,7 @@ class LocalStorage:
                     "ever one writer; reading is fine"
                 )
             self._writable = True
-            if not self._follow:
-                check_folders(self.path, *keys)
+            check_folders(self.path, *keys)
             yield
 
     @contextlib.contextmanager
@@ -587,11 +581,10 @@ _period: Final = [0]
 """That in which the kept files were opened."""
 
 
-# What one storage may read must not be served to another that follows no links.
 @lru_cache(maxsize=_MOST)
-def _file(root: str, key: str, follow_links: bool) -> _OpenFile:
+def _file(root: str, key: str) -> _OpenFile:
     """The file of an object, open until the next read in another period."""
-    return _OpenFile(open_below(root, check_key(key), follow_links=follow_links))
+    return _OpenFile(open_below(root, check_key(key)))
 
 
 os.register_at_fork(after_in_child=_file.cache_clear)

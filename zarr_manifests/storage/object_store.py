@@ -82,7 +82,6 @@ _MOST_SECONDS: Final = 253_402_300_798  # the year 9999
 _LISTED: Final = 1000
 _DELETED: Final = 256  # more at once, and some servers answer for part of them only
 _DELETED_SINGLY: Final = 16
-_NO_BULK: Final = (400, 405, 501)
 _OF_VERSIONS: Final = {"beyond": (b"", Version()), "changed": None}
 _REFUSED: Final = dict.fromkeys(("exists", "changed", "absent", "contended"))
 """What a failure of a read, and of a swap, means."""
@@ -123,7 +122,6 @@ class ObjectStorage:
         self._making = threading.Lock()
         # Written by this object and not passed to `sync` yet: these are known to exist.
         self._written: dict[str, bool] = {}
-        self._deletes_many = True
         self._made_probe = False
         storage_class = options.get("storage_class")
         self._attributes = storage_class and {"Storage-Class": storage_class}
@@ -432,13 +430,11 @@ class ObjectStorage:
         for batch in itertools.batched(map(check_name, names), _DELETED):
             for key in batch:
                 self._written.pop(key, None)
-            if self._deletes_many:
-                found = self._repeat(self._deleting(batch, singly=False))
-                if not isinstance(found, Failure):
-                    continue
-                if found.kind not in ("absent", "other"):
-                    raise storage_error(found, "delete", "", self.url)
-                self._deletes_many = found.status not in _NO_BULK
+            found = self._repeat(self._deleting(batch, singly=False))
+            if not isinstance(found, Failure):
+                continue
+            if found.kind not in ("absent", "other"):
+                raise storage_error(found, "delete", "", self.url)
             # What one request has not deleted is deleted by single ones.
             for some in itertools.batched(batch, _DELETED_SINGLY):
                 SYSTEM.parallel([partial(self._delete_one, key) for key in some])

@@ -44,7 +44,7 @@ _STORE_OPTIONS: Final = {
     **_CLIENT_OPTIONS,
 }
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "file": {"force": bool, "follow_links": bool},
+    "file": {"force": bool},
     "memory": {},
     "s3": {
         "region": str,
@@ -98,8 +98,7 @@ def from_url(
         of a function or class goes to other processes, so it should be at the top of a module. By
         default credentials come from the environment or from the machine.
     **options
-        For a local folder: `force` (bool) also writes to network filesystems; `follow_links`
-        (bool) follows symbolic links in it.
+        For a local folder: `force` (bool) also writes to network filesystems.
 
         For object stores: `endpoint` (str), if it is not the provider's own; `allow_http` (bool),
         if that is an http:// URL; `anonymous` (bool), to read without credentials;

@@ -23,7 +23,6 @@ import re
 import socket
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -294,7 +293,7 @@ class VirtualContainer:
 
 
 def container_of(given: object) -> VirtualContainer:
-    """The container that a value means: itself, its URL, its path, or a mapping of its fields.
+    """The container that a value means: itself, its URL, or its path.
 
     Raises
     ------
@@ -305,11 +304,7 @@ def container_of(given: object) -> VirtualContainer:
         return given
     if isinstance(given, str | os.PathLike):
         return VirtualContainer(given)
-    if isinstance(given, Mapping) and isinstance(given.get("url"), str):
-        return VirtualContainer(**{str(name).replace("-", "_"): v for name, v in given.items()})
-    raise InvalidArgumentError(
-        "a virtual container is a VirtualContainer, a URL, a path, or a mapping with a url"
-    )
+    raise InvalidArgumentError("a virtual container is a VirtualContainer, a URL or a path")
 
 
 @lru_cache(maxsize=64)
@@ -443,15 +438,12 @@ class Containers(Struct, frozen=True):
 
     def _holding(self, scheme: str, path: str) -> str:
         """Name of the innermost container that holds a normalised path; empty for none."""
-        return _innermost({name: one.place for name, one in self.places.items()}, scheme, path)
-
-    def _saved_holding(self, scheme: str, path: str) -> str:
-        """The same of saved containers. Anybody may have written them: malformed ones hold none."""
-        places = {}
-        for name, url in self.saved.items():
-            with suppress(InvalidArgumentError, UnsupportedStorageError):
-                places[name] = parse_location(url)
-        return _innermost(places, scheme, path)
+        found, most = "", -1
+        for name, container in self.places.items():
+            kind, root = container.place
+            if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
+                found, most = name, len(root)
+        return found
 
     def resolve(self, source: VirtualSource) -> tuple[VirtualContainer, VirtualLocation]:
         """Return where a source is, and the container that allows it to be read.
@@ -473,7 +465,6 @@ class Containers(Struct, frozen=True):
         container = self.places.get(name)
         if container is not None:
             return container, _location(container, _below(container, place) if scheme else place)
-        name = name or self._saved_holding(scheme, place)
         file = url_at(scheme, place) if scheme else repr(place)
         if name in self.saved:
             where = f"in the container {name!r}, which the repository says is at "
@@ -495,14 +486,6 @@ class Containers(Struct, frozen=True):
         if source.container in self.places:
             return self.resolve(source)[1].url
         return source.location
-
-
-def _innermost(places: Mapping[str, tuple[str, str]], scheme: str, path: str) -> str:
-    found, most = "", -1
-    for name, (kind, root) in places.items():
-        if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
-            found, most = name, len(root)
-    return found
 
 
 def _below(container: VirtualContainer, path: str) -> str:

@@ -74,7 +74,7 @@ FAULTS = [
     Fault(
         "a-listing-goes-through-linked-folders",
         "storage/local.py",
-        "if not self._follow and entry.is_symlink():",
+        "if entry.is_symlink():",
         "if False:",
     ),
     Fault(
