@@ -22,19 +22,12 @@ is refused even if a link is put there at that moment; a write checks
 before it begins.
 
 A name is only on the disk if the names of all folders above it are. That costs an fsync per folder,
-so a storage remembers the folders it has flushed:
-
-- *Only flushed folders are known.* A folder that exists may have been made a moment ago by another
-  process that has not flushed its name yet.
-- *Known folders stay known as long as nobody removes folders.* Another process may remove one, and
-  a third may make it again. So whoever removes folders first makes the lock file one byte longer,
-  and holds the lock until they are gone. A writer checks its length after its file has a name. If
-  the folder was made again, the lock file had grown before. If not, the folder is the known one,
-  and it stays, since it is no longer empty.
-- *Nothing is lost by a removal.* The system removes no folder with anything in it, and a writer
-  that finds its folder gone makes it again.
-- Some folders are never removed: the root, those directly below it, hidden ones, and everything
-  below a folder with a lock file of its own, which belongs to another storage.
+so a storage remembers which of those that are never removed it has flushed: the root, and those
+directly below it. A folder that exists may have been made a moment ago by another process that has
+not flushed its name yet. Empty folders further below are removed by collections, but for hidden
+ones, and everything below a folder with a lock file of its own, which belongs to another storage.
+Nothing is lost by that: the system removes no folder with anything in it, and a writer that finds
+its folder gone makes it again.
 
 Files from which ranges are read stay open for a moment, which halves the time of a small read:
 
@@ -167,8 +160,7 @@ class LocalStorage:
         self._writable = False
         self._lock = self._prefix + ".lock"
         self._reserve = self._prefix + ".reserve"
-        # The length of the lock file, and folders whose own names are known to be on the disk.
-        self._known: tuple[int, set[str]] = (0, {"/"})
+        self._flushed = {"/"}  # folders that stay, and whose names are known to be on the disk
         self._lost: dict[str, tuple[int, int]] = {}  # device and inode of files that failed fsync
 
     def __repr__(self) -> str:
@@ -387,8 +379,8 @@ class LocalStorage:
                 continue
             below[:] = [name for name in below if not name.startswith(".")]
             temporary = [f"{folder}/{name}" for name in names if name.startswith(TEMP_PREFIX)]
-            stays = self.path in (folder, os.path.dirname(folder))
-            if not stays and len(names) == len(temporary) and _is_old(folder, before_ms):
+            is_empty = len(names) == len(temporary)
+            if is_empty and not self._stays(folder) and _is_old(folder, before_ms):
                 old.append(folder)
             for path in temporary:
                 # Its writer may have finished.
@@ -396,14 +388,9 @@ class LocalStorage:
                     if _is_old(path, before_ms):
                         self._disk.unlink(path)
                         count += 1
-        for some in batched(reversed(old), _A_TURN):
-            # No object is deleted while we hold the lock. So nobody who has seen the file grow can
-            # have found an object in a folder that is empty now.
-            with translated(self.path), exclusive(self._lock):
-                os.truncate(self._lock, os.stat(self._lock).st_size + 1)  # takes no room
-                for folder in some:
-                    with contextlib.suppress(OSError):  # most often, something is in it
-                        self._disk.rmdir(folder)
+        for folder in reversed(old):
+            with contextlib.suppress(OSError):  # most often, something is in it
+                self._disk.rmdir(folder)
         return count
 
     def sync(self, keys: Iterable[str]) -> None:
@@ -508,7 +495,7 @@ class LocalStorage:
             return
         above = os.path.dirname(folder)
         self._make(above)
-        self._settled().discard(folder)
+        self._flushed.discard(folder)
         try:
             self._disk.mkdir(folder)
         except FileExistsError:
@@ -522,12 +509,9 @@ class LocalStorage:
 
         Each folder contains a file that the caller has just written or found.
         """
-        settled, due = self._settled(), set(folders)
-        unsettled: set[str] = set()
+        due = set(folders)
         for folder in tuple(due):
-            # A folder at or below the root is known only once this storage has flushed it.
-            while folder not in settled | unsettled and len(folder) >= len(self.path):
-                unsettled.add(folder)
+            while folder not in self._flushed and len(folder) >= len(self.path):
                 folder = os.path.dirname(folder)
                 due.add(folder)
         for folder in sorted(due, reverse=True):  # deepest first
@@ -536,16 +520,11 @@ class LocalStorage:
             except PermissionError:  # the folder above the root may be unreadable
                 if len(folder) >= len(self.path):
                     raise
-        settled |= unsettled
+        self._flushed |= {one for one in due if self._stays(one) and os.path.dirname(one) in due}
 
-    def _settled(self) -> set[str]:
-        removals = 0
-        with contextlib.suppress(FileNotFoundError):
-            removals = os.stat(self._lock).st_size
-        if self._known[0] != removals:
-            # A new set: what other threads add to the old one is no longer known.
-            self._known = removals, {"/"}
-        return self._known[1]
+    def _stays(self, folder: str) -> bool:
+        """Whether the folder is the root or directly below it."""
+        return self.path in (folder, os.path.dirname(folder))
 
 
 def _is_old(path: str, before_ms: int) -> bool:
