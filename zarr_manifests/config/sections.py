@@ -65,27 +65,18 @@ class Scalar(Kind):
         What is expected, for messages.
     sound : callable
         Whether a value is one.
-    convert : callable, optional
-        The value that something else means; what means none comes back.
     secret : bool
         Whether messages leave out what was given.
     """
 
-    def __init__(
-        self,
-        meaning: str,
-        sound: Callable[[Any], bool],
-        convert: Callable[[Any], Any] = lambda given: given,
-        secret: bool = False,
-    ) -> None:
-        self.meaning, self.sound, self.convert, self.secret = meaning, sound, convert, secret
+    def __init__(self, meaning: str, sound: Callable[[Any], bool], secret: bool = False) -> None:
+        self.meaning, self.sound, self.secret = meaning, sound, secret
 
     def read(self, given: Any, faults: Faults) -> Any:
-        value = self.convert(given)
-        if not self.sound(value):
+        if not self.sound(given):
             got = "" if self.secret else f", got {shown(given)}"
             faults(f"expected {self.meaning}{got}")
-        return value
+        return given
 
 
 def whole(low: int, high: int) -> Scalar:
@@ -95,12 +86,8 @@ def whole(low: int, high: int) -> Scalar:
 
 
 def word(*words: str) -> Scalar:
-    """One of some words in lower case, read in any case."""
-    return Scalar(" or ".join(words), lambda value: value in words, _in_lower_case)
-
-
-def _in_lower_case(given: Any) -> Any:
-    return given.lower() if isinstance(given, str) else given
+    """One of some words."""
+    return Scalar(" or ".join(words), lambda value: value in words)
 
 
 def text(pattern: str, meaning: str, secret: bool = False) -> Scalar:
