@@ -487,8 +487,8 @@ class Repository:
         >>> print(found)
         /a: 1 changed cell in 1 chunk
           by 2 to 2
-        >>> found.map.tolist()
-        [0, 1]
+        >>> found.chunks.tolist(), found.counts.tolist()
+        ([[1]], [1])
         """
         if values != (path is not None):
             raise InvalidArgumentError("values=True and a path go together")

@@ -14,9 +14,6 @@ _CANDIDATES: Final = 100
 _COMPARED: Final = 25_000
 """Characters of a name times those of all names that it is compared with: at most some 3 ms."""
 
-_TOO_LARGE: Final = frozenset({"map"})
-"""Properties left out: `ValueChanges.map` has a number for every chunk of an array."""
-
 
 def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The known names that are spelled nearly like this one, the nearest first.
@@ -129,19 +126,8 @@ def written_text(written: Mapping[str, int]) -> str:
     return "; ".join(parts)
 
 
-def totals_text(totals: Mapping[str, int]) -> str:
-    """What there is in a snapshot, from `SnapshotInfo.totals`; empty if there are no chunks."""
-    parts = []
-    for name, text in (("chunks", lambda n: count_text(n, "chunk")), ("chunk-bytes", bytes_text)):
-        if totals.get(name):
-            parts.append(text(totals[name]))
-        elif totals.get(f"{name}-at-most"):
-            parts.append(f"at most {text(totals[f'{name}-at-most'])}")
-    return ", ".join(parts)
-
-
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """The fields and properties of a struct, by name."""
     names = [*value.__struct_fields__]
     names += [name for name, found in vars(type(value)).items() if isinstance(found, property)]
-    return ((name, getattr(value, name)) for name in names if name not in _TOO_LARGE)
+    return ((name, getattr(value, name)) for name in names)

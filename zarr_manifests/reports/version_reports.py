@@ -15,10 +15,10 @@ from msgspec import Struct
 from zarr_manifests.errors import Conflict, ManifestsError
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import HistoryEntries, numbers_at
-from zarr_manifests.grid import Coords, IndexArray, grid_shape
+from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.planning.components import Fields
 from zarr_manifests.report import Report, plain
-from zarr_manifests.texts import count_text, time_text, totals_text, written_text
+from zarr_manifests.texts import count_text, time_text, written_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,11 +124,10 @@ class SnapshotInfo(Report, Struct, frozen=True):
         return found
 
     def _lines(self) -> Iterator[str]:
-        done, there = written_text(self.written), totals_text(self.totals)
-        facts = "; ".join(part for part in (done, there and f"in all {there}") if part)
+        done = written_text(self.written)
         by = f"  by {self.author}" if self.author else ""
         yield f"{self.snapshot_id}  {time_text(self.written_at)}  {self.kind}{by}"
-        yield f"    {self.message}" + (f"  [{facts}]" if facts else "")
+        yield f"    {self.message}" + (f"  [{done}]" if done else "")
 
 
 class Ancestry(Iterator[SnapshotInfo]):
@@ -361,13 +360,6 @@ class ValueChanges(Report, Struct, frozen=True, eq=False):
     def cells(self) -> int:
         """How many cells have changed."""
         return int(self.counts.sum())
-
-    @property
-    def map(self) -> IndexArray:
-        """The number of changed cells in each chunk, in an array of the shape of the chunk grid."""
-        found = np.zeros(grid_shape(self.shape, self.chunk_shape), np.int64)
-        found[tuple(self.chunks.T)] = self.counts
-        return found
 
     def _lines(self) -> Iterator[str]:
         chunks = count_text(len(self.chunks), "chunk")
