@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from rich.text import Text
@@ -100,29 +100,18 @@ def _record(info: SnapshotInfo, refs: Sequence[RefName]) -> dict[str, Any]:
 
 
 def _touching(repo: Repo, at: str, path: str) -> set[str]:
-    """Ids of the commits before that version that have changed the node now at that path.
-
-    Moves are followed back: where it was before counts before.
-    """
+    """Ids of the commits before that version that have changed what was at that path then."""
     from zarr_manifests.keys import absolute, no_array
 
     *_, oldest = repo.ancestry(at)
     start = None if oldest.parent_id is None else oldest.snapshot_id
-    records = [*repo.changes(start, at)]
-    now = name = absolute(path.strip("/"))
-    touched: set[str] = set()
-    by_commit = [(id_, [*group]) for id_, group in groupby(records, lambda one: one.snapshot_id)]
-    for snapshot_id, changes in reversed(by_commit):
-        assert snapshot_id is not None  # a log says it
-        if any(f"{one.path}/".startswith(f"{name.rstrip('/')}/") for one in changes):
-            touched.add(snapshot_id)
-        name = next(
-            (one.moved_from for one in changes if one.moved_from and one.path == name), name
-        )
+    records, name = [*repo.changes(start, at)], absolute(path.strip("/"))
+    inside = f"{name.rstrip('/')}/"
+    touched = {str(one.snapshot_id) for one in records if f"{one.path}/".startswith(inside)}
     if not touched:
         known = {one.path for one in records}
         raise no_array(
-            now, known, f" that a commit up to {at} has changed (a version goes to --at)"
+            name, known, f" that a commit up to {at} has changed (a version goes to --at)"
         )
     return touched
 
