@@ -122,11 +122,11 @@ def test_a_changed_file_is_an_error_even_if_the_server_ignores_the_condition(
     small_store.modified += timedelta(seconds=2)
     if not hears:
         deaf(small_store)
-    with pytest.raises(VirtualSourceChangedError, match=r"a\.bin has changed"):
+    with pytest.raises(VirtualSourceChangedError, match=r"a\.bin has another etag"):
         a[7]
     if known == "modified":  # an older file is another one, too, and passes the condition
         small_store.modified -= timedelta(days=1)
-        with pytest.raises(VirtualSourceChangedError, match="time of modification"):
+        with pytest.raises(VirtualSourceChangedError, match="another etag"):
             a[7]
 
 
@@ -135,14 +135,14 @@ def test_gone_and_short_files_never_read_as_fill_value(small_store: Any, kind: s
     repo = repository(small_store, kind)
     a, whole = refer(repo, chunk=4), small_store.objects["bucket/raw/a.bin"]
     small_store.objects["bucket/raw/a.bin"] = whole[:62]
-    with pytest.raises(CorruptObjectError, match="within a chunk of 4 bytes from 60"):
+    with pytest.raises(CorruptObjectError, match="4 bytes from 60"):
         a[60:]
     assert a[56] == 56
     small_store.objects["bucket/raw/a.bin"] = whole[:8]
     with pytest.raises(CorruptObjectError):
         a[:]
     sized = refer(repo, chunk=4, sizes=[64])
-    with pytest.raises(VirtualSourceChangedError, match="had 64 bytes"):
+    with pytest.raises(VirtualSourceChangedError, match="another etag"):
         sized[60:]
     del small_store.objects["bucket/raw/a.bin"]
     with pytest.raises(MissingChunkError, match="It is not read as fill value"):
@@ -151,7 +151,7 @@ def test_gone_and_short_files_never_read_as_fill_value(small_store: Any, kind: s
 
 def test_checksums_and_other_refusals_are_errors(small_store: Any) -> None:
     repo = repository(small_store)
-    with pytest.raises(CorruptObjectError, match="does not match its checksum"):
+    with pytest.raises(CorruptObjectError, match="its checksum"):
         refer(repo, checksums=[7] * 64)[3]
     a = refer(repo)
     answer = small_store.perform

@@ -39,7 +39,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import Column, VirtualSource, check_container_name
 from zarr_manifests.keys import is_inside, join
-from zarr_manifests.storage.protocol import check_key
 from zarr_manifests.storage.url import from_url, refuse_slipped
 
 if TYPE_CHECKING:
@@ -148,51 +147,38 @@ def parse_location(url: object) -> tuple[str, str]:
             f"a {scheme}:// location with a query is refused: what is signed in a query is a "
             "secret. Write a ? in a file's name as %3F, and a # as %23"
         )
-    text = _unescaped(scheme, rest)
-    if scheme == "file":
-        if host not in ("", "localhost"):
-            raise InvalidArgumentError(
-                "a file:// location has an absolute path after the two slashes, as in "
-                "file:///data/winds.nc"
-            )
-        return "file", "/" + posixpath.normpath(text[len(host) :]).lstrip("/")
-    if scheme == "memory":
-        if not host:
-            raise InvalidArgumentError("a memory:// location starts with the name of a storage")
-        name, _, key = text.rstrip("/").partition("/")
-        return "memory", f"{name}/{check_key(key)}" if key else name
-    root, key = _root(scheme, host), text[len(host) + 1 :].removesuffix("/")
-    if key and (_ODD.search(key) or not is_inside(key)):
-        raise InvalidArgumentError(
-            f"a {scheme}:// location with an empty, '.' or '..' segment, a backslash or a control "
-            "character is refused"
-        )
-    return scheme, join(root, key) if key else root
-
-
-def _unescaped(scheme: str, rest: str) -> str:
-    if _ESCAPE.search(rest):
-        raise InvalidArgumentError(
-            f"a {scheme}:// location has a % that escapes nothing; write it as %25"
-        )
+    root = _root(scheme, host)
+    if root is None or _ESCAPE.search(rest):
+        raise _malformed(scheme)
     try:
         text = urllib.parse.unquote(rest, errors="strict")
     except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"a {scheme}:// location is not valid Unicode text") from error
-    if "\0" in text:
-        raise InvalidArgumentError(f"a {scheme}:// location holds a zero byte")
-    return text
+        raise _malformed(scheme) from error
+    if scheme == "file" and "\0" not in text:
+        return "file", "/" + posixpath.normpath(text[len(host) :]).lstrip("/")
+    key = text[len(host) + 1 :].removesuffix("/")
+    if key and (_ODD.search(key) or not is_inside(key)):
+        raise _malformed(scheme)
+    return scheme, join(root, key) if key else root
 
 
-def _root(scheme: str, host: str) -> str:
-    """The bucket, or the host and port of a web server."""
+def _malformed(scheme: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"a {scheme}:// location is malformed: it is such as file:///data/winds.nc, "
+        "memory://name/key, s3://bucket/key or https://data.org/winds.nc, without empty, '.' or "
+        "'..' segments, backslashes and control characters, and with %25 for each % of a name"
+    )
+
+
+def _root(scheme: str, host: str) -> str | None:
+    """What a path starts with: a storage's name, a bucket, a host and port; None if malformed."""
+    if scheme == "file":
+        return "" if host in ("", "localhost") else None
     if scheme not in WEB:
-        if _BUCKET.fullmatch(host):
-            return host
-        raise InvalidArgumentError(f"a {scheme}:// location starts with the name of a bucket")
+        return host if _BUCKET.fullmatch(host) else None
     found = _HOST.fullmatch(host)
     if found is None or (found[2] and not 0 < int(found[2]) < 65_536):
-        raise InvalidArgumentError(f"a {scheme}:// location starts with a host, such as data.org")
+        return None
     name, port = found[1].lower(), int(found[2] or _PORTS[scheme])
     return name if port == _PORTS[scheme] else f"{name}:{port}"
 
@@ -259,9 +245,7 @@ class VirtualContainer:
         given = list(options) + ["credentials"] * (credentials is not None)
         scheme = self.place[0]
         if scheme not in REMOTE and given:
-            raise ConfigError(
-                [f"{name}: a {scheme}:// container takes no options" for name in given]
-            )
+            raise ConfigError([f"{given[0]}: a {scheme}:// container takes no options"])
         if allow_local and scheme not in WEB:
             raise ConfigError(["allow_local: only a web server takes it"])
         if scheme in REMOTE:

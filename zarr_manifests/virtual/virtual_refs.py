@@ -348,8 +348,7 @@ class VirtualReader:
         StorageError
             If it cannot be read.
         """
-        data, version = self._read(ref.source, ref.offset + start, length)
-        return self.checked(ref, data, length, version.nbytes)
+        return self.checked(ref, self.read_bytes(ref.source, ref.offset + start, length), length)
 
     def read_bytes(self, source: VirtualSource, start: int, length: int) -> bytes:
         """Return bytes of a source, fewer only at its end. Errors are those of `read`."""
@@ -372,9 +371,7 @@ class VirtualReader:
             raise _missing(place) from error
         return _remote(place, source, start, found)[0]
 
-    def checked(
-        self, ref: VirtualRef, data: bytes, length: int, nbytes: int | None = None
-    ) -> bytes:
+    def checked(self, ref: VirtualRef, data: bytes, length: int) -> bytes:
         """The bytes of a chunk, if they are all of them and match its checksum.
 
         Raises
@@ -385,20 +382,10 @@ class VirtualReader:
         due = ref.crc32c if length == ref.length else None  # of a part, none is known
         if ref.length and len(data) == length and (due is None or crc32c(data) == due):
             return data
-        url = self._containers.resolve(ref.source)[1].url
-        if not ref.length:
-            raise CorruptObjectError(
-                f"a chunk in {url} is said to have no bytes, which none has; reference it anew"
-            )
-        if len(data) != length:
-            end = "" if nbytes is None else f" at byte {nbytes}"
-            raise CorruptObjectError(
-                f"{url} ends{end}, within a chunk of {ref.length} bytes "
-                f"from {ref.offset} on; restore the file, or reference it anew"
-            )
         raise CorruptObjectError(
-            f"a chunk of {ref.length} bytes from {ref.offset} on in {url} does not match "
-            "its checksum; restore the file, or reference it anew"
+            f"a chunk of {ref.length} bytes from {ref.offset} on in "
+            f"{self._containers.resolve(ref.source)[1].url} has no bytes, goes beyond the end of "
+            "the file, or does not match its checksum; restore the file, or reference it anew"
         )
 
     def _read(self, source: VirtualSource, start: int, length: int) -> tuple[bytes, Version]:
@@ -450,44 +437,35 @@ def _remote(
 ) -> tuple[bytes, Version]:
     """What a store answered, if it is the known version."""
     if found is None:
-        raise _changed(place, "the store says so")
+        raise _changed(place)
     data, version = found
     if version.nbytes is not None:
         _check_version(place, known, version, remote=True)
     elif known.nbytes is not None and start < known.nbytes:
-        raise _changed(place, f"it ends before byte {start + 1}, and had {known.nbytes} bytes")
+        raise _changed(place)
     return data, version
 
 
 def _check_version(
     place: VirtualLocation, known: VirtualSource, found: Version, *, remote: bool = False
 ) -> None:
-    changes: list[tuple[str, object, object]] = []
-    if known.tag is not None and (
-        found.etag is None or plain_etag(found.etag) != plain_etag(known.tag)
-    ):
-        changes.append(("etag", found.etag, known.tag))
     unit_ms = 1000 if remote else 1  # HTTP gives times in seconds
-    what, now_ms = "time of modification (ms)", found.modified_ms
-    since_ms, now = known.unchanged_since_ms, None if now_ms is None else now_ms // unit_ms
-    if known.modified_ms is not None and now != known.modified_ms // unit_ms:
-        changes.append((what, now_ms, known.modified_ms))
-    if since_ms is not None and (now is None or now > since_ms // unit_ms):
-        changes.append((what, now_ms, f"at most {since_ms}"))
-    if known.nbytes is not None and found.nbytes != known.nbytes:
-        changes.append(("size", found.nbytes, known.nbytes))
-    if changes:
-        told = [
-            f"its {what} is {'not known' if is_now is None else is_now}, and was {was}"
-            for what, is_now, was in changes
-        ]
-        raise _changed(place, "; ".join(told))
+    now = None if found.modified_ms is None else found.modified_ms // unit_ms
+    since_ms = known.unchanged_since_ms
+    tagged = known.tag is None or (
+        found.etag is not None and plain_etag(found.etag) == plain_etag(known.tag)
+    )
+    timed = known.modified_ms is None or now == known.modified_ms // unit_ms
+    older = since_ms is None or (now is not None and now <= since_ms // unit_ms)
+    sized = known.nbytes is None or found.nbytes == known.nbytes
+    if not (tagged and timed and older and sized):
+        raise _changed(place)
 
 
-def _changed(place: VirtualLocation, how: str) -> VirtualSourceChangedError:
+def _changed(place: VirtualLocation) -> VirtualSourceChangedError:
     return VirtualSourceChangedError(
-        f"{place.url} has changed since it was referenced: {how}. Restore the file, or reference "
-        "it anew"
+        f"{place.url} has another etag, time of modification or size than when it was referenced: "
+        "restore the file, or reference it anew"
     )
 
 
@@ -535,15 +513,9 @@ def _open(place: VirtualLocation) -> int:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _missing(place) from error
     except OSError as error:
-        if error.errno == errno.EXDEV:
+        if error.errno in (errno.EXDEV, errno.ELOOP):  # the latter if it was put there just now
             raise VirtualContainerError(
                 f"{place.url} leads out of its container through a symbolic link; open the "
                 "repository with a container that holds the link's target too"
-            ) from error
-        if error.errno in (errno.EISDIR, errno.ENXIO):
-            raise StorageError(f"{place.url} is not a file: {error}") from error
-        if error.errno == errno.ELOOP:
-            raise VirtualContainerError(
-                f"a folder on the way to {place.url} became a symbolic link while it was opened"
             ) from error
         raise StorageError(f"{place.url} cannot be read: {error}") from error

@@ -115,7 +115,7 @@ def test_short_missing_damaged_and_odd_files(repo: zm.Repository, folder: Path) 
 
     for offset in (30, 2**60):
         at(url, offset)
-        with pytest.raises(CorruptObjectError, match="ends at byte 32"):
+        with pytest.raises(CorruptObjectError, match="beyond the end"):
             a[0]
     at(url, 0, checksums=[7])
     with pytest.raises(CorruptObjectError, match="checksum"):
@@ -127,7 +127,7 @@ def test_short_missing_damaged_and_odd_files(repo: zm.Repository, folder: Path) 
     os.mkfifo(folder / "pipe")
     for odd in ("deep", "pipe"):
         at(f"{folder.as_uri()}/{odd}", 0)
-        with pytest.raises(StorageError, match="not a file"):
+        with pytest.raises(StorageError, match="cannot be read"):
             a[0]
     at(url, 0)
     assert a[:4].tolist() == [0, 1, 2, 3]

@@ -38,20 +38,20 @@ FAULTS = [
     Fault(
         "a-file-of-another-size-is-read",
         "virtual/virtual_refs.py",
-        "if known.nbytes is not None and found.nbytes != known.nbytes:",
-        "if False:",
+        "sized = known.nbytes is None or found.nbytes == known.nbytes",
+        "sized = True",
     ),
     Fault(
         "a-file-of-another-etag-is-read",
         "virtual/virtual_refs.py",
-        "found.etag is None or plain_etag(found.etag) != plain_etag(known.tag)",
-        "False",
+        "found.etag is not None and plain_etag(found.etag) == plain_etag(known.tag)",
+        "True",
     ),
     Fault(
         "a-file-that-is-newer-than-its-reference-is-read",
         "virtual/virtual_refs.py",
-        "now is None or now > since_ms // unit_ms",
-        "False",
+        "now is not None and now <= since_ms // unit_ms",
+        "True",
     ),
     Fault(
         "a-request-does-not-ask-for-the-known-version",
