@@ -104,8 +104,8 @@ def import_zarr(
         If there is something at the path.
     InvalidArgumentError
         If there is more than `max_bytes`, consolidated metadata knows of documents that are
-        not there, a folder in the store is a symbolic link, a file is one that leads out of
-        the store, or the store is at no place and its chunks are not copied.
+        not there, a folder has a symbolic link in it, or the store is at no place and its
+        chunks are not copied.
     UnsupportedStorageError
         If it is on a web server, which has no listing.
     UnsupportedFormatError

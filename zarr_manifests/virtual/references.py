@@ -11,7 +11,6 @@ is an error.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -193,8 +192,8 @@ def list_zarr(
     NotFoundError
         If there is no Zarr metadata.
     InvalidArgumentError
-        If documents exceed `max_bytes`, a folder is a symbolic link, a file is a link that leads
-        out of the store, or consolidated metadata refers to documents that do not exist.
+        If documents exceed `max_bytes`, there is a symbolic link in a folder, or consolidated
+        metadata refers to documents that do not exist.
     UnsupportedFormatError
         If it is a file, such as a ZIP archive.
     UnsupportedStorageError
@@ -273,9 +272,9 @@ def in_folder(root: str, max_bytes: int) -> Listing:
     NotFoundError
         If there is no such folder.
     InvalidArgumentError
-        If a folder in it is a symbolic link, or a file is one that leads out of it.
+        If something in it is a symbolic link, or neither a file nor a folder.
     StorageError
-        If it cannot be listed, or something in it is neither a file nor a folder.
+        If it cannot be listed.
     """
     url = url_at("file", root)
     if not os.path.isdir(root):
@@ -305,26 +304,17 @@ def _listed(root: str, url: str) -> Iterator[tuple[str, tuple[int, int]]]:
                 entries = sorted(found_here, key=lambda entry: entry.name)
             for entry in entries:
                 key = folder + entry.name
-                if entry.is_dir():
-                    if entry.is_symlink():
-                        raise InvalidArgumentError(
-                            f"{key!r} in {url} is a symbolic link to a folder; "
-                            "put the folder itself there"
-                        )
+                if entry.is_dir(follow_symlinks=False):
                     due.append(key + "/")
                     continue
-                if entry.is_file(follow_symlinks=False):
-                    found = entry.stat()
-                else:  # a link, or no file at all
-                    with os.fdopen(open_inside(root, key), "rb") as file:
-                        found = os.fstat(file.fileno())
+                if not entry.is_file(follow_symlinks=False):
+                    raise InvalidArgumentError(
+                        f"{key!r} in {url} is a symbolic link, or neither a file nor a folder; put "
+                        "there what it leads to"
+                    )
+                found = entry.stat()
                 yield key, (found.st_size, found.st_mtime_ns // 1_000_000)
     except OSError as error:
-        if error.errno == errno.EXDEV:
-            raise InvalidArgumentError(
-                f"{key!r} in {url} is a symbolic link that leads out of the "
-                "store; put the file itself there"
-            ) from error
         raise StorageError(f"{url} cannot be listed: {error}") from error
 
 

@@ -74,7 +74,7 @@ FAULTS = [
     Fault(
         "linked-folders-are-imported",
         "virtual/references.py",
-        "if entry.is_symlink():",
+        "if not entry.is_file(follow_symlinks=False):",
         "if False:",
     ),
     Fault(
