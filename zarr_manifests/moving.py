@@ -11,7 +11,7 @@ Invariant: a branch is only continued from a commit that is an ancestor of its i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -31,7 +31,6 @@ from zarr_manifests.errors import (
     ConflictError,
     HistoryExpiredError,
     InvalidArgumentError,
-    NotFoundError,
 )
 from zarr_manifests.exporting import exports
 from zarr_manifests.format.root import check_ref_name
@@ -198,8 +197,6 @@ def import_kerchunk(
 def import_icechunk(
     repo: str | os.PathLike[str] | Storage | Repository,
     location: str | os.PathLike[str] | Storage,
-    history: Literal["all", "heads"] = "all",
-    branches: Iterable[str] | None = None,
     *,
     storage_options: Mapping[str, object] | None = None,
     max_bytes: int = MAX_BYTES,
@@ -228,11 +225,6 @@ def import_icechunk(
         The repository to commit to.
     location : str, path or Storage
         The icechunk repository, of format 1 or 2.
-    history : {"all", "heads"}
-        Which snapshots: all, or only those that branches and tags name.
-    branches : iterable of str, optional
-        Which branches; by default all, and all tags. Otherwise those tags come along that
-        name an imported snapshot.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the location.
     max_bytes : int
@@ -249,8 +241,6 @@ def import_icechunk(
         If the package of icechunk is not installed.
     NotARepositoryError
         If there is no icechunk repository.
-    NotFoundError
-        If it has no such branch.
     ConflictError
         If a branch or tag here is not that of the icechunk repository.
     CorruptObjectError
@@ -272,12 +262,10 @@ def import_icechunk(
     """
     storage = storage_of(location, storage_options)
     context = context_of(repository_of(repo))
-    if history not in ("all", "heads"):
-        raise InvalidArgumentError(f"history={history!r}: give 'all' or 'heads'")
     most = check_bound("max_bytes", max_bytes)
     with TemporaryDirectory(prefix="zarr-manifests-") as folder:
         files = IcechunkFiles(storage, Path(folder), context.containers, most, context.runtime)
-        return _IcechunkHistory(context, files).run(branches, heads_only=history == "heads")
+        return _IcechunkHistory(context, files).run()
 
 
 def clone(
@@ -472,34 +460,28 @@ class _IcechunkHistory:
         self._due: set[str] = set()
         self._first, self._total = "", 0
 
-    def run(self, branches: Iterable[str] | None, *, heads_only: bool) -> dict[str, str]:
-        """Import the branches, by default all of them, and the tags; `ours`.
-
-        With `heads_only`, only the snapshots that these name are imported.
+    def run(self) -> dict[str, str]:
+        """Import the branches, the default one first, since others may continue it; then the tags.
 
         Raises
         ------
-        NotFoundError
-            If the icechunk repository has no such branch.
         ConflictError
             If a branch has other commits than those of its icechunk branch, or a tag is elsewhere.
         """
         files = self.files
-        chosen = _chosen(files.branches, branches)
         self._find_ours()
-        heads = [files.branches[name] for name in chosen]
-        lineages = [files.lineage(head) for head in heads]
-        tagged = [files.lineage(one) for one in files.tags.values()] if branches is None else []
-        due = {each.id for lineage in (*lineages, *tagged) for each in lineage} - self.ours.keys()
-        self._due = due & {*heads, *files.tags.values()} if heads_only else due
+        names = sorted(files.branches, key=lambda name: (name != DEFAULT_BRANCH, name))
+        lineages = {name: files.lineage(files.branches[name]) for name in names}
+        tagged = [files.lineage(snapshot) for snapshot in files.tags.values()]
+        every = {each.id for lineage in (*lineages.values(), *tagged) for each in lineage}
+        self._due = every - self.ours.keys()
         self._total = len(self._due)
         expect("snapshots", self._total)
         self._tell()
-        for name, lineage in zip(chosen, lineages, strict=True):
+        for name, lineage in lineages.items():
             self._import_branch(name, lineage)
         for tag, snapshot in sorted(files.tags.items()):
-            if branches is None or snapshot in self.ours:
-                self._import_tag(tag, snapshot)
+            self._import_tag(tag, snapshot)
         return self.ours
 
     def _tell(self, *done: str) -> None:
@@ -546,7 +528,7 @@ class _IcechunkHistory:
         known = [at for at, each in enumerate(lineage) if each.id in self.ours]
         begin = known[-1] if known else -1
         self._place(name, [lineage[at].id for at in known])
-        due = [each for each in lineage[begin + 1 :] if each.id in self._due]
+        due = lineage[begin + 1 :]
         if not due:
             return
         before = files.nodes(lineage[begin].id) if known else {}
@@ -606,22 +588,6 @@ class _IcechunkHistory:
             self._refs.create_tag(tag, self.ours[snapshot])
         if self._refs.branches().get(helper) == self.ours[snapshot]:
             self._refs.delete_branch(helper)
-
-
-def _chosen(known: Mapping[str, str], wanted: Iterable[str] | None) -> list[str]:
-    """The branches to import, the default one first, since others may continue it."""
-    due: object = known if wanted is None else wanted
-    names = list(due) if isinstance(due, Iterable) and not isinstance(due, str) else [None]
-    if not all(isinstance(name, str) for name in names):
-        raise InvalidArgumentError("branches must be a list of names")
-    chosen = {str(name) for name in names}
-    absent = sorted(chosen - set(known))
-    if absent:
-        raise NotFoundError(
-            f"the icechunk repository has no branch {absent[0]!r}; it has "
-            f"{', '.join(sorted(known))}"
-        )
-    return sorted(chosen, key=lambda name: (name != DEFAULT_BRANCH, name))
 
 
 def _metadata(snapshot: icechunk.SnapshotInfo, keys: SessionKeys) -> dict[str, Any]:

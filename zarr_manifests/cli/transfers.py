@@ -240,8 +240,6 @@ def run_import_icechunk(
     url: str,
     source: str,
     *,
-    history: Literal["all", "heads"] = "all",
-    branch: list[str] | None = None,
     max_bytes: int = _GIB,
     container: Pairs = None,
     option: Pairs = None,
@@ -255,15 +253,11 @@ def run_import_icechunk(
     ----------
     source :
         What to import: a path or a URL.
-    history :
-        all snapshots, or those of heads and tags.
-    branch : -b
-        Only these branches; all by default.
     """
     how: Any = {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(source, from_option, "--from-option")
     take_in = zm.virtual.import_icechunk
-    ours = _into(url, option, container, lambda repo: take_in(repo, source, history, branch, **how))
+    ours = _into(url, option, container, lambda repo: take_in(repo, source, **how))
     branches = open_at(url, option).list_branches()
     there = f"{count_text(len(ours), 'snapshot')} of the icechunk repository here"
     return Told({"branches": branches, "snapshots": ours}, [fact_table(branches.items()), there])

@@ -219,7 +219,7 @@ class IcechunkFiles:
                     if paths[row] not in self._objects:
                         raise MissingChunkError(
                             f"{paths[row]}, which a snapshot needs, is not there: restore it, or "
-                            "import other branches"
+                            "delete the branch and expire the snapshot in icechunk"
                         )
                 numbers = self._of_files(store, node.path, paths, coords)
                 for row, data in inlined.items():

@@ -97,7 +97,5 @@ def test_an_icechunk_repository(
     shown = call(*words, *place)
     opened = zm.open(repo)
     assert all(f"{name}  {head}" in shown for name, head in opened.list_branches().items())
-    assert "--history" not in call(*words, *place, "--history", "heads")
-    assert "not one of 'all', 'heads'" in call(*words, "--history", "some", code=2)
     monkeypatch.setitem(sys.modules, "icechunk", None)
     assert 'pip install "zarr-manifests[icechunk]"' in call(*words, code=2)

@@ -197,7 +197,7 @@ def test_a_store_may_be_a_link_and_no_folder_in_it(
     assert group.attrs["title"] == "winds"
     assert list(group["t"][:]) == [1, 2, 3, 4]
     (plain / "u").symlink_to(plain / "t")
-    with pytest.raises(InvalidArgumentError, match="'u' in .* is a symbolic link"):
+    with pytest.raises(InvalidArgumentError, match=r"'u' in .* is a symbolic link"):
         zm.virtual.import_zarr(repo, plain, "again", copy=True)
 
 
