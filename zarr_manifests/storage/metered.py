@@ -6,36 +6,33 @@ another process does its own counting.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from zarr_manifests.metrics import Meter
 from zarr_manifests.storage.protocol import (
     Capabilities,
-    ObjectInfo,
     ReadableStorage,
     ReadsInto,
     Storage,
-    Tagged,
     Token,
 )
 
 
-class _Failures:
-    """A block that adds one to these counts if it raises an error."""
+class _Request:
+    """A block that is one request; counts it and its bytes, and whether it raises an error."""
 
-    __slots__ = ("meter", "names")
+    __slots__ = ("kind", "meter", "nbytes")
 
-    def __init__(self, meter: Meter, *names: str) -> None:
-        self.meter, self.names = meter, names
+    def __init__(self, meter: Meter, kind: str, nbytes: int = 0) -> None:
+        self.meter, self.kind, self.nbytes = meter, kind, nbytes
 
     def __enter__(self) -> None:
-        pass
+        self.meter.request(self.kind, self.nbytes)
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
-            for name in self.names:
-                self.meter.add(name)
+            self.meter.add("failed_requests")
 
 
 class MeteredStorage:
@@ -44,14 +41,17 @@ class MeteredStorage:
     `sync` is not counted: where written objects are durable, it needs no request.
     """
 
-    __slots__ = ("_reading", "_writing", "meter", "storage")
-
     def __init__(self, storage: Storage, meter: Meter) -> None:
-        self.storage = storage
-        self.meter = meter
-        # A read is counted with its bytes once it has succeeded, a write before it begins.
-        self._reading = _Failures(meter, "read_requests", "failed_requests")
-        self._writing = _Failures(meter, "failed_requests")
+        self.storage, self.meter = storage, meter
+        self.get = self._read(storage.get, len)
+        self.get_tagged = self._read(storage.get_tagged, lambda tagged: len(tagged.data))
+        self.head = self._read(storage.head, lambda _: 0)
+        if isinstance(storage, ReadsInto):
+            self.read_into = self._read(storage.read_into, lambda count: count or 0)
+        self.list = self._counted("list_requests", storage.list)
+        self.stray = self._counted("list_requests", storage.stray)
+        self.delete_many = self._counted("delete_requests", storage.delete_many)
+        self.sync = storage.sync
 
     def __repr__(self) -> str:
         return repr(self.storage)
@@ -67,35 +67,12 @@ class MeteredStorage:
     def capabilities(self) -> Capabilities:
         return self.storage.capabilities
 
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        with self._reading:
-            data = self.storage.get(key, start, length)
-        self.meter.request("read_requests", len(data))
-        return data
-
-    def read_into(self, key: str, start: int, room: memoryview) -> int | None:
-        if not isinstance(self.storage, ReadsInto):
-            return None
-        with self._reading:
-            count = self.storage.read_into(key, start, room)
-        if count is not None:
-            self.meter.request("read_requests", count)
-        return count
-
-    def get_tagged(self, key: str) -> Tagged:
-        with self._reading:
-            tagged = self.storage.get_tagged(key)
-        self.meter.request("read_requests", len(tagged.data))
-        return tagged
-
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        self.meter.request("write_requests", len(data))
-        with self._writing:
+        with _Request(self.meter, "write_requests", len(data)):
             self.storage.put(key, data, durable=durable)
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
-        self.meter.request("write_requests", len(data))
-        with self._writing:
+        with _Request(self.meter, "write_requests", len(data)):
             return self.storage.create(key, data, durable=durable)
 
     def cas(
@@ -106,44 +83,41 @@ class MeteredStorage:
         *,
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
-        self.meter.request("write_requests", len(data))
-        with self._writing:
+        with _Request(self.meter, "write_requests", len(data)):
             new = self.storage.cas(key, data, token, then_create=then_create)
         if new is not None and then_create is not None:
             self.meter.request("write_requests", len(then_create[1]))
         return new
 
-    def head(self, key: str) -> ObjectInfo:
-        with self._reading:
-            info = self.storage.head(key)
-        self.meter.request("read_requests")
-        return info
-
-    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
-        self.meter.request("list_requests")
-        return self.storage.list(prefix, after)
-
-    def stray(self) -> str | None:
-        self.meter.request("list_requests")
-        return self.storage.stray()
-
-    def delete_many(self, keys: Iterable[str]) -> None:
-        self.meter.request("delete_requests")
-        self.storage.delete_many(keys)
-
-    def sync(self, keys: Iterable[str]) -> None:
-        self.storage.sync(keys)
-
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        with self._reading:
+        with _Request(self.meter, "read_requests"):
             data = await self.storage.get_async(key, start, length)
-        self.meter.request("read_requests", len(data))
+        self.meter.add("bytes_read", len(data))
         return data
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
-        self.meter.request("write_requests", len(data))
-        with self._writing:
+        with _Request(self.meter, "write_requests", len(data)):
             return await self.storage.create_async(key, data, durable=durable)
+
+    def _counted[**P, R](self, kind: str, call: Callable[P, R]) -> Callable[P, R]:
+        request = _Request(self.meter, kind)
+
+        def counted(*args: P.args, **named: P.kwargs) -> R:
+            with request:
+                return call(*args, **named)
+
+        return counted
+
+    def _read[**P, R](self, call: Callable[P, R], size: Callable[[R], int]) -> Callable[P, R]:
+        meter, request = self.meter, _Request(self.meter, "read_requests")
+
+        def read(*args: P.args, **named: P.kwargs) -> R:
+            with request:
+                found = call(*args, **named)
+            meter.add("bytes_read", size(found))
+            return found
+
+        return read
 
 
 def metered(storage: Storage, meter: Meter | None = None) -> MeteredStorage:
