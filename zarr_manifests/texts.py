@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from difflib import get_close_matches
@@ -18,9 +17,8 @@ _COMPARED: Final = 25_000
 def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The known names that are spelled nearly like this one, the nearest first.
 
-    However many are known, a few are compared: its neighbours by order, and of these those
-    that begin and end as it does. So a
-    suggestion may be missed among thousands, or for a very long name.
+    However many are known, a few are compared: its neighbours by order. So a suggestion may be
+    missed among many, or for a very long name.
 
     Examples
     --------
@@ -28,23 +26,13 @@ def near_names(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0
     ['main']
     """
     names = list(known)
-    if len(names) > _CANDIDATES:
-        half = _CANDIDATES // 2
+    half = min(_CANDIDATES, _COMPARED // (len(name) + 1) ** 2) // 2
+    if len(names) > 2 * half:
         names = [
             *nlargest(half, (each for each in names if each < name)),
             *nsmallest(half, (each for each in names if each >= name)),
         ]
-    count = _COMPARED // (len(name) + 1) ** 2
-    if len(names) > count:
-        names.sort(key=lambda each: _ends_alike(name, each), reverse=True)
-    return get_close_matches(name, names[:count], most, cutoff)
-
-
-def _ends_alike(name: str, other: str) -> int:
-    """How many characters two names share at the beginning and at the end."""
-    most = range(1, min(len(name), len(other)) + 1)
-    begin = bisect_left(most, True, key=lambda n: name[:n] != other[:n])
-    return begin + bisect_left(most, True, key=lambda n: name[-n:] != other[-n:])
+    return get_close_matches(name, names, most, cutoff)
 
 
 def shown(value: object) -> str:
