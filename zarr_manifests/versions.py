@@ -9,9 +9,9 @@ times and ages by which callers choose among versions, checked.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -30,7 +30,7 @@ _TEXT: Final = re.compile(
 )
 _SHORT: Final = re.compile(r"(?:[0-9]{12}-)?[0-9a-f]{6,24}", re.ASCII)
 _RANDOM_AT: Final = 13
-_LEAST: Final = 6
+_SHORT_DIGITS: Final = 8
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -164,34 +164,20 @@ def named_by(text: str, snapshot_id: str) -> bool:
 
 
 def short_ids(snapshot_ids: Iterable[str]) -> dict[str, str]:
-    """The shortest name of each snapshot that is no other's, as git shortens ids.
+    """A short name of each snapshot that is no other's: eight digits, or the whole id.
 
-    It has six digits or more. Snapshots of one session have the same random part; their short name
-    is the whole id.
+    Snapshots of one session have the same random part, and so are named by the whole id.
 
     Examples
     --------
     >>> from zarr_manifests.versions import short_ids
     >>> ids = ["000000000001-5f3a09c41b77d20e9a8b6c10-1", "000000000002-5f3a0981b77d20e9a8b6c1ff-1"]
     >>> list(short_ids(ids).values())
-    ['5f3a09c', '5f3a098']
+    ['5f3a09c4', '5f3a0981']
     """
-    ids = [*dict.fromkeys(snapshot_ids)]
-    ordered = sorted(map(_random_of, ids))
-    alike = dict.fromkeys(ordered, 0)
-    for one, next_one in pairwise(ordered):
-        pairs = zip(one, next_one, strict=True)
-        shared = next((at for at, (a, b) in enumerate(pairs) if a != b), len(one))
-        alike |= {one: max(alike[one], shared), next_one: max(alike[next_one], shared)}
-    return {
-        each: random[: max(_LEAST, alike[random] + 1)] if alike[random] < len(random) else each
-        for each, random in zip(ids, map(_random_of, ids), strict=True)
-    }
-
-
-def _random_of(snapshot_id: str) -> str:
-    """The random part of an id, without what is fixed before and after it."""
-    return snapshot_id.split("-")[1]
+    short = {each: each[_RANDOM_AT : _RANDOM_AT + _SHORT_DIGITS] for each in snapshot_ids}
+    counts = Counter(short.values())
+    return {each: digits if counts[digits] == 1 else each for each, digits in short.items()}
 
 
 # --- times and ages --------------------------------------------------------------------------

@@ -28,8 +28,8 @@ FAULTS = [
     Fault(
         "short-ids-are-ambiguous",
         "versions.py",
-        "max(_LEAST, alike[random] + 1)",
-        "max(_LEAST, alike[random])",
+        "digits if counts[digits] == 1 else each",
+        "digits if counts[digits] else each",
     ),
     Fault("one-step-back-stays", "versions.py", "int(step or 1)", "int(step or 0)"),
     Fault(
@@ -71,7 +71,7 @@ FAULTS = [
     Fault(
         "a-name-is-compared-with-all-names",
         "texts.py",
-        "get_close_matches(name, names[:count], most, cutoff)",
+        "get_close_matches(name, names, most, cutoff)",
         "get_close_matches(name, list(known), most, cutoff)",
     ),
 ]
