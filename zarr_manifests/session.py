@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from zarr_manifests.display import html_page
 from zarr_manifests.engine.bulk_chunks import find_chunks, stream_table
@@ -73,25 +72,6 @@ class Fork:
     def store(self) -> ManifestStore:
         """The Zarr store to write to."""
         return self._store
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether it has changed anything since it was made, or has merged a change.
-
-        Examples
-        --------
-        >>> import zarr, zarr_manifests as zm
-        >>> fork = zm.create("memory://has-changes-example").writable_session().fork()
-        >>> before = fork.has_changes
-        >>> _ = zarr.create_group(fork.store, path="air")
-        >>> before, fork.has_changes
-        (False, True)
-        """
-        workspace = workspace_of(self._store)
-        assert workspace.origin is not None  # else it would be a session's
-        with workspace.lock:
-            changes = workspace.contents.changes
-            return bool(changes.since(replace(workspace.origin.before, spill=changes.spill)))
 
     def fork(self) -> Fork:
         """A copy of this one, as it is now, for a process that this one starts.
