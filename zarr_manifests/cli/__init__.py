@@ -29,8 +29,8 @@ _USAGE: Final[Any] = typer.BadParameter.__mro__[1]
 _VERBS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Look": {
         "history": ("log", "show", "diff"),
-        "looking": ("tree", "cat", "summarize", "info", "du"),
-        "config": ("explain",),
+        "looking": ("tree", "cat", "summarize", "du"),
+        "config": ("info", "explain"),
         "transfers": ("serve",),
     },
     "Change": {"edits": ("branch", "tag", "merge", "revert", "cherry-pick", "mv")},

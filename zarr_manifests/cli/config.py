@@ -1,13 +1,17 @@
-"""`zarr-manifests config` and `explain`: configurations, and which manifests they make, and why."""
+"""`zarr-manifests config`, `explain` and `info`: a repository's options, manifests and objects."""
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
 from zarr_manifests.cli.verbs import Repo, Told, verb, write_error
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.progress import counted
+from zarr_manifests.rendering import report
 
 if TYPE_CHECKING:
     from zarr_manifests.config import Config
@@ -105,3 +109,37 @@ def _put(given: dict[str, Any], option: str) -> None:
 def run_explain(repo: Repo, version: str = "main") -> object:
     """Show each array's matching rule, its set and manifests."""
     return repo.explain_manifests(version)
+
+
+# --- the repository --------------------------------------------------------------------------
+
+
+@verb
+def run_info(repo: Repo) -> object:
+    """Show a repository: branches, tags, metadata and size."""
+    from zarr_manifests.format.records import FORMAT_VERSION
+    from zarr_manifests.format.root import ROOT_KEY, Root
+
+    root = Root.from_object(repo.storage.get_tagged(ROOT_KEY).data)
+    objects: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for one in counted("looking at what is stored", repo.storage.list()):
+        kind = one.key.partition("/")[0]
+        objects[kind] += 1
+        sizes[kind] += one.nbytes
+    found = {
+        "url": repo.storage.url,
+        "repository_id": root.repository_id,
+        "format": FORMAT_VERSION,
+        "root_version": root.version,
+        "root_written_at": datetime.fromtimestamp(root.written_ms / 1000, UTC),
+        "objects": objects.total(),
+        "nbytes": sizes.total(),
+        "branches": repo.list_branches(),
+        "tags": repo.list_tags(),
+        "metadata": repo.metadata(),
+        "stored": {
+            kind: {"objects": objects[kind], "nbytes": n} for kind, n in sizes.most_common()
+        },
+    }
+    return Told(found, [report(found)])

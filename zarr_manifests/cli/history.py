@@ -167,7 +167,6 @@ def run_diff(
     *,
     direct: bool = False,
     values: bool = False,
-    array: list[str] | None = None,
 ) -> object:
     """Show the changes after START up to END: nodes and chunks.
 
@@ -181,22 +180,18 @@ def run_diff(
         Between two branches: all that differs, and not only what END has changed.
     values :
         Read the changed chunks, and compare their values.
-    array :
-        With --values: of this array; may be given several times. By default, of arrays with changed
-        chunks.
     """
-    if (direct and values) or (array and not values):
-        raise InvalidArgumentError("give --direct or --values; --array goes with --values")
+    if direct and values:
+        raise InvalidArgumentError("give --direct or --values")
     if values:
-        return _told_values(repo, start, end, array)
+        return _told_values(repo, start, end)
     return repo.diff(start, end, symmetric=not direct)
 
 
-def _told_values(repo: Repo, start: str, end: str, arrays: list[str] | None) -> Told:
+def _told_values(repo: Repo, start: str, end: str) -> Told:
     """The changed values of arrays, and how many there are in each chunk."""
-    if arrays is None:
-        diff = repo.diff(start, end, symmetric=False)
-        arrays = sorted({*diff.grids} - ({*diff.created} - {*diff.deleted}))
+    diff = repo.diff(start, end, symmetric=False)
+    arrays = sorted({*diff.grids} - ({*diff.created} - {*diff.deleted}))
     found = [repo.diff(start, end, path, values=True) for path in arrays]
     lines: list[object] = []
     for one in found:

@@ -1,18 +1,15 @@
-"""`zarr-manifests tree`, `cat`, `summarize`, `info`, `du`: what a repository and a version hold."""
+"""`zarr-manifests tree`, `cat`, `summarize`, `du`: what a version holds."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from zarr_manifests.cli.verbs import Pairs, Repo, Told, TrustingRepo, console, pairs, styled, verb
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.progress import counted
-from zarr_manifests.rendering import columns, report
+from zarr_manifests.rendering import columns
 from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:
@@ -189,37 +186,3 @@ def run_du(
         By what the snapshot says itself: no manifest is read.
     """
     return repo.du(version, path=array, estimate=estimate)
-
-
-# --- the repository --------------------------------------------------------------------------
-
-
-@verb
-def run_info(repo: Repo) -> object:
-    """Show a repository: branches, tags, metadata and size."""
-    from zarr_manifests.format.records import FORMAT_VERSION
-    from zarr_manifests.format.root import ROOT_KEY, Root
-
-    root = Root.from_object(repo.storage.get_tagged(ROOT_KEY).data)
-    objects: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for one in counted("looking at what is stored", repo.storage.list()):
-        kind = one.key.partition("/")[0]
-        objects[kind] += 1
-        sizes[kind] += one.nbytes
-    found = {
-        "url": repo.storage.url,
-        "repository_id": root.repository_id,
-        "format": FORMAT_VERSION,
-        "root_version": root.version,
-        "root_written_at": datetime.fromtimestamp(root.written_ms / 1000, UTC),
-        "objects": objects.total(),
-        "nbytes": sizes.total(),
-        "branches": repo.list_branches(),
-        "tags": repo.list_tags(),
-        "metadata": repo.metadata(),
-        "stored": {
-            kind: {"objects": objects[kind], "nbytes": n} for kind, n in sizes.most_common()
-        },
-    }
-    return Told(found, [report(found)])
