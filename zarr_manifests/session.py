@@ -762,7 +762,7 @@ class Session:
         path: str,
         indexers: Mapping[str, Any] | str | None = None,
         *,
-        by: str | Sequence[str] | Mapping[str, str | None] | None = None,
+        by: str | Sequence[str] | None = None,
         weights: Mapping[str, Any] | None = None,
         run: Run | None = None,
     ) -> Any:
@@ -781,11 +781,10 @@ class Session:
         indexers : mapping of str to labels, or str, optional
             What is selected along dimensions, as in `xarray.Dataset.sel`; or a where of
             `chunks_where` that names coordinates, such as `"lat > 30"`. All, if it is left out.
-        by : str, sequence or mapping, optional
-            Dimensions of which each label has its own answer. As a mapping, the labels in groups:
-            by a part of their time, `{"time": "month"}` or `"time.month"`, as in
-            `groupby("time.month")`; or by a frequency, `{"time": "MS"}`, as in
-            `resample(time="MS")`.
+        by : str or sequence of str, optional
+            Dimensions of which each label has its own answer, or the labels in groups: by a part of
+            their time, `"time.month"`, as in `groupby("time.month")`; or by a frequency,
+            `"time.MS"`, as in `resample(time="MS")`.
         weights : mapping, optional
             For the mean, the weights of cells along dimensions: numbers, the name of a variable, or
             `"cos"`, as in `{"lat": "cos"}`: the cosine of a coordinate in degrees. Chunks whose

@@ -70,7 +70,7 @@ def summarize(
     store: ManifestStore,
     path: str,
     indexers: Mapping[str, Any] | str | None,
-    by: str | Sequence[str] | Mapping[str, str | None] | None,
+    by: str | Sequence[str] | None,
     weights: Mapping[str, Any] | None,
     branch: str | None = None,
     run: Run | None = None,
@@ -136,26 +136,16 @@ def _named(array: WhereArray) -> str:
 
 
 def _by(by: Any, dims: Sequence[str | None]) -> dict[str, str | None]:
-    """What there are groups of, by dimension; `time.month` is the month of `time`."""
-    if not isinstance(by, Mapping):
-        if not isinstance(by, str | Sequence | None):
-            raise InvalidArgumentError(
-                f"by= names dimensions, such as 'time.month', not {by!r:.80}"
-            )
-        by = dict.fromkeys([by] if isinstance(by, str) else by or ())
-    found = dict[Any, Any]()
-    for name, of in by.items():
-        dim, _, part = str(name).partition(".")
-        split = of is None and bool(part) and name not in dims
-        found |= {dim: part} if split else {name: of}
-    if len(found) < len(by):
+    """What there are groups of, by dimension: of `time.month`, the `month` of `time`."""
+    names = [by] if isinstance(by, str) else [] if by is None else by
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise InvalidArgumentError(f"by= names dimensions, such as 'time.month', not {by!r:.80}")
+    found = dict[str, str | None]()
+    for name in names:
+        dim, _, part = name.partition(".")
+        found |= {dim: part} if part and name not in dims else {name: None}
+    if len(found) < len(names):
         raise InvalidArgumentError(f"by={by!r:.80} names a dimension twice: ask in two calls")
-    for dim, part in found.items():
-        if not isinstance(dim, str) or not isinstance(part, str | None):
-            raise InvalidArgumentError(
-                f"by={{{dim!r}: {part!r}}}: give a dimension, or one part of its times, as in "
-                "'time.month' or {'time': 'month'}"
-            )
     return found
 
 
@@ -226,7 +216,7 @@ def _axes(
             named, labels, codes = _grouped(at, dim, by[dim])
             if named in _COLUMNS or named in [axis.name for axis in axes]:
                 raise InvalidArgumentError(
-                    f"by={by!r}: the answer cannot have {named!r} twice; ask in two calls"
+                    f"by={[*by]!r:.80}: the answer cannot have {named!r} twice; ask in two calls"
                 )
             coords |= {} if labels is None else {named: labels}
             groups = len(places) if labels is None else len(labels)
@@ -268,7 +258,7 @@ def _grouped(at: Any, dim: str, how: str | None) -> tuple[str, Any, IndexArray]:
         return dim, at[dim].variable if dim in at.coords else None, np.arange(at.size)
     if dim not in at.coords or at[dim].isnull().any():
         what = "has no labels" if dim not in at.coords else "has positions without a label"
-        raise InvalidArgumentError(f"by={{{dim!r}: {how!r}}}: {dim!r} {what}")
+        raise InvalidArgumentError(f"by='{dim}.{how}': {dim!r} {what}")
     try:
         parts = getattr(at[dim].dt, how, None)
         if parts is not None and hasattr(parts, "to_numpy"):
@@ -281,8 +271,8 @@ def _grouped(at: Any, dim: str, how: str | None) -> tuple[str, Any, IndexArray]:
             codes[members.get(label, slice(0, 0))] = number
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"by={{{dim!r}: {how!r}}}: give a part of a time, such as 'month', or a frequency of "
-            f"xarray, such as 'MS', along a dimension of times ({type(error).__name__})"
+            f"by='{dim}.{how}': give a part of a time, as in 'time.month', or a frequency of "
+            f"xarray, as in 'time.MS', along a dimension of times ({type(error).__name__})"
         ) from error
     return dim, labels.variable, codes
 

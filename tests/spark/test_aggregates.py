@@ -44,7 +44,7 @@ def test_aggregates_are_those_of_xarray(
     place, ds = air
     monkeypatch.setattr(summarizing, "_FOR_TASKS", at_least)
     values = {"t": ["mean", "max", "count"], "/n": ["sum"]}
-    found = zms.aggregate(spark, place, values, by={"time": "month"}, where="x >= 2")
+    found = zms.aggregate(spark, place, values, by="time.month", where="x >= 2")
     assert found.columns == ["month", "t_mean", "t_max", "t_count", "n_sum"]
     rows = found.orderBy("month").collect()
     months = ds.sel(x=slice(2, None)).groupby("time.month")

@@ -147,20 +147,15 @@ def run_summarize(
     ----------
     array :
         The path of the array.
-    by : DIM[:PART]
-        Answer for each label of a dimension, or in groups: time, time:month, time:MS.
+    by : DIM[.PART]
+        Answer for each label of a dimension, or in groups: time, time.month, time.MS.
     where :
         Which labels, such as "lat > 30 AND time >= '2020'".
     weight : -w DIM=WEIGHTS
         Weights of cells, for the mean: lat=cos, or the name of a variable along it.
     """
-    groups = dict(one.partition(":")[::2] for one in by or ())
-    found = repo.readonly_session(at).summarize(
-        array,
-        where,
-        by={dim: part or None for dim, part in groups.items()} or None,
-        weights=pairs(weight, "--weight") or None,
-    )
+    weights = pairs(weight, "--weight") or None
+    found = repo.readonly_session(at).summarize(array, where, by=by, weights=weights)
     frame = (found if found.sizes else found.expand_dims("all")).to_dataframe()
     frame = frame.reset_index(drop=not found.sizes)
     table = frame.to_string(index=False, float_format="{:,.6g}".format)

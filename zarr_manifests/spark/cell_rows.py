@@ -265,7 +265,7 @@ def aggregate(
     url: Location,
     values: Mapping[str, Sequence[str]],
     *,
-    by: str | Sequence[str] | Mapping[str, str | None] | None = None,
+    by: str | Sequence[str] | None = None,
     where: str | None = None,
     weights: Mapping[str, Any] | None = None,
     version: str | None = None,

@@ -294,7 +294,7 @@ class DatasetAccessor:
         name: str,
         indexers: Mapping[str, Any] | None = None,
         *,
-        by: str | Sequence[str] | Mapping[str, str | None] | None = None,
+        by: str | Sequence[str] | None = None,
         weights: Mapping[str, str] | None = None,
     ) -> xr.Dataset:
         """Count, extremes, sum and mean of what the dataset selects of a stored variable.
