@@ -157,14 +157,14 @@ class DatasetWriter(ArrayWriter):
             return
         super().add(source, to, region)  # type: ignore[no-untyped-call]
 
-    def compute(self, session: Session | Fork | ManifestStore, scheduler: Any) -> None:
+    def compute(self, session: Session | Fork, scheduler: Any) -> None:
         """Compute and write the dask arrays, and record zone maps of all arrays.
 
-        Other processes write to forks of the session; a store has none.
+        Other processes write to forks of the session.
         """
         for source, to, region in self._late:
             super().add(source, to, region)  # type: ignore[no-untyped-call]
-        if isinstance(session, ManifestStore) or not _computed_elsewhere(self.sources, scheduler):
+        if not _computed_elsewhere(self.sources, scheduler):
             how = {"scheduler": scheduler}
             self.sync(chunkmanager_store_kwargs=how)  # type: ignore[no-untyped-call]
         else:

@@ -38,7 +38,7 @@ from zarr_manifests.repositories import Location
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Session
 from zarr_manifests.storage.protocol import Version
-from zarr_manifests.store import ManifestStore, workspace_of
+from zarr_manifests.store import workspace_of
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 from zarr_manifests.xarray.fit import DECODED_BY
 from zarr_manifests.xarray.parts import DatasetPart, Region, WriteMode, is_virtual, parts_of
@@ -51,7 +51,7 @@ _SLACK_MS: Final = 1000
 
 def write_virtual(
     vds: xr.Dataset | xr.DataTree,
-    location: ManifestStore | Location,
+    location: Session | Location,
     *,
     group: str | None = None,
     mode: WriteMode | None = None,
@@ -70,9 +70,9 @@ def write_virtual(
     ----------
     vds : Dataset or DataTree
         From `virtualizarr.open_virtual_dataset` and the like.
-    location : ManifestStore, str, path, Storage or Repository
-        The store of a session, which is not committed; or where the repository is, or is to be
-        made, for one commit.
+    location : Session, str, path, Storage or Repository
+        A session, which is not committed; or where the repository is, or is to be made, for one
+        commit.
     group : str, optional
         Path of the group; by default the root.
     mode : {"w", "w-", "a", "r+"}, optional
@@ -91,7 +91,7 @@ def write_virtual(
     Returns
     -------
     str or None
-        The new snapshot's id; None if a store was given.
+        The new snapshot's id; None if a session was given.
 
     Raises
     ------
@@ -125,37 +125,32 @@ def write_virtual(
     how: Any = mode, append_dim, region, {}, "error", None, check, True
     parts = parts_of(vds, top, *how, virtual=True)
 
-    def into(target: ManifestStore | Session) -> None:
-        store = target if isinstance(target, ManifestStore) else target.store
-        if mode == "w":
-            workspace_of(store).delete_below(directory(top))
-        writes = [_Write(target, store, part) for part in parts]
-        for change in [change for write in writes for change in write.planned()]:
-            change()
-
-    if isinstance(location, ManifestStore):
-        into(location)
-        return None
-    repo = location
-    if not isinstance(repo, Repository):
-        repo = repositories.open(repo, create=True)
-    session = repo.writable_session(branch)
-    into(session)
-    return session.commit(message)
+    if isinstance(location, Session):
+        session = location
+    else:
+        repo = location
+        if not isinstance(repo, Repository):
+            repo = repositories.open(repo, create=True)
+        session = repo.writable_session(branch)
+    if mode == "w":
+        workspace_of(session.store).delete_below(directory(top))
+    writes = [_Write(session, part) for part in parts]
+    for change in [change for write in writes for change in write.planned()]:
+        change()
+    return None if session is location else session.commit(message)
 
 
 class _Write(Struct, dict=True):
     """One group of a virtual dataset, on its way into a store."""
 
-    target: ManifestStore | Session
-    store: ManifestStore
+    session: Session
     part: DatasetPart
     versions: dict[str, Version] = {}
 
     @property
     def workspace(self) -> Workspace:
         """Where to write."""
-        return workspace_of(self.store)
+        return workspace_of(self.session.store)
 
     def planned(self) -> list[Callable[[], None]]:
         """Check the dataset against what is there; what writes it, in order."""
@@ -165,13 +160,10 @@ class _Write(Struct, dict=True):
                 f"/{part.group} is an array, and references are written to a group: give another "
                 "group="
             )
-        ds = part.ds.copy()  # the caller's stays lazy
+        ds = part.ds
         virtual = {name: var for name, var in ds.variables.items() if is_virtual(var)}
-        if isinstance(self.target, ManifestStore):
-            for name in ds.variables.keys() - virtual.keys():
-                ds.variables[name].load()  # other processes could not hand back what they write
         mode = "a" if part.mode == "w" else part.mode  # what was there is gone
-        found = prepare(replace(part, ds=ds, mode=mode, labels=None), self.store)
+        found = prepare(replace(part, mode=mode, labels=None), self.session.store)
         part, own = found.part, found.part.ds
         if part.zarr_format == 2:
             raise InvalidArgumentError(
@@ -193,7 +185,7 @@ class _Write(Struct, dict=True):
         )
         found = replace(found, part=loaded)
         return [
-            partial(put, found, self.target),
+            partial(put, found, self.session),
             *(self._planned(str(name), var, part, found.there) for name, var in virtual.items()),
         ]
 
@@ -256,7 +248,9 @@ class _Write(Struct, dict=True):
             offset, length = (column.ravel()[rows].astype(np.int64) for column in columns)
             locations, index = used.tolist(), here.unravel(rows) + start
             noted = self._noted(locations)
-            self.store.set_virtual_refs(path, index, locations, source, offset, length, **noted)
+            self.session.store.set_virtual_refs(
+                path, index, locations, source, offset, length, **noted
+            )
         for coords, data in manifest._inlined.items():
             at = tuple((start + coords).tolist())
             workspace.set(join(path, array.chunk_keys.encode(at)), bytes(data))

@@ -496,12 +496,10 @@ def _is_there(name: str, encoded: xr.Variable, part: DatasetPart, there: StoredG
 # --- into the session ------------------------------------------------------------------------
 
 
-def put(
-    prepared: PreparedPart, session: Session | Fork | ManifestStore, scheduler: Any = None
-) -> None:
-    """Write a dataset; to a store, it has to be in memory."""
+def put(prepared: PreparedPart, session: Session | Fork, scheduler: Any = None) -> None:
+    """Write a dataset."""
     part, fits, planned, there = prepared.part, prepared.fits, prepared.planned, prepared.there
-    store = session if isinstance(session, ManifestStore) else session.store
+    store = session.store
     workspace = workspace_of(store)
     pieces: Iterable[DatasetPart] = [part]
     if planned is not None and part.labels is not None and isinstance(session, Session):

@@ -81,19 +81,6 @@ def expect(*paths: Path) -> xr.Dataset:
     )
 
 
-def test_datasets_offer_to_write_themselves_without_another_import(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for kind in (xr.Dataset, xr.DataTree):
-        monkeypatch.delattr(kind, "zm")
-    monkeypatch.delattr(zm, "create", raising=False)
-    place = "memory://offered"
-    repo = zm.create(place)
-    xr.Dataset({"a": ("x", [1])}).zm.write(repo, message="one")
-    xr.DataTree(xr.Dataset({"b": ("x", [2])})).zm.write(repo, group="b", message="another")
-    assert [info.message for info in repo.ancestry()][:2] == ["another", "one"]
-
-
 def test_everything_virtual_and_in_a_group(repo: zm.Repository, tmp_path: Path) -> None:
     path = saved(tmp_path, 0)
     vds = opened(path, loadable=())
@@ -111,7 +98,7 @@ def test_a_tree_and_a_region(repo: zm.Repository, tmp_path: Path) -> None:
     first, second = saved(tmp_path, 0), saved(tmp_path, 1)
     tree = xr.DataTree.from_dict({"/a": opened(first), "/b/inner": opened(second)})
     session = repo.writable_session()
-    assert zm.virtual.write(tree, session.store) is None
+    assert zm.virtual.write(tree, session) is None
     session.commit("a tree")
     xr.testing.assert_equal(read(repo, "b/inner"), expect(second))
     part = opened(second)[["t"]].drop_vars(["time", "x", "height"])
