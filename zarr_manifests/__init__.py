@@ -85,9 +85,8 @@ def _accessor(ds: Any) -> Any:
 def _offer_accessor() -> None:
     """Register `ds.zm` if xarray is imported, which this does not do."""
     xr: Any = sys.modules.get("xarray")
-    if hasattr(xr, "register_datatree_accessor") and not hasattr(xr.Dataset, "zm"):
-        for register in (xr.register_dataset_accessor, xr.register_datatree_accessor):
-            register("zm")(_accessor)
+    if hasattr(xr, "register_dataset_accessor") and not hasattr(xr.Dataset, "zm"):
+        xr.register_dataset_accessor("zm")(_accessor)
 
 
 def __getattr__(name: str) -> Any:

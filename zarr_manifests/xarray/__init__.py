@@ -1,4 +1,4 @@
-"""xarray: the engine that opens a repository, `write`, `to_session`, and `vds.zm`."""
+"""xarray: the engine that opens a repository, `write`, `to_session`, and `ds.zm`."""
 
 from zarr_manifests.xarray.backend import DatasetAccessor as DatasetAccessor
 from zarr_manifests.xarray.backend import ManifestsBackendEntrypoint as ManifestsBackendEntrypoint

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from inspect import signature
 from pathlib import PurePosixPath
 from typing import Any, Final, cast
@@ -35,7 +34,8 @@ from zarr_manifests.virtual.containers import Authorized
 from zarr_manifests.xarray.fit import PACKED_BY
 
 _TASK_BYTES: Final = 32 * 1024**2
-_LAZY: Final = {"MemoryCachedArray", "CopyOnWriteArray", "ImplicitToExplicitIndexingAdapter"}
+"""The most that a dask chunk of `chunks={}` holds, if that is more than a stored chunk."""
+_LAZY: Final = {"MemoryCachedArray", "CopyOnWriteArray"}
 """What xarray lays over values that it has not read."""
 _DECODES: Final = "_ElementwiseFunctionArray"
 
@@ -48,19 +48,15 @@ def _opened(
     storage_options: Mapping[str, Any] | None = None,
     virtual_containers: Mapping[str, Any] | None = None,
     authorize: Authorized = (),
-    task_bytes: int = _TASK_BYTES,
     **decoding: Any,
 ) -> tuple[ManifestStore, str, Callable[[Any], xr.Dataset]]:
     """What to open, the path of the group, and what makes a dataset of a group."""
-    if type(task_bytes) is not int or task_bytes < 0:
-        raise InvalidArgumentError(f"task_bytes is a number of bytes, not {task_bytes!r}")
     repository = repository_of(
         filename_or_obj, storage_options, virtual_containers=virtual_containers, authorize=authorize
     )
     store = repository.readonly_session(version).store
 
     def decoded(opened: _OpenedStore) -> xr.Dataset:
-        opened.task_bytes = task_bytes
         return _pinned(StoreBackendEntrypoint().open_dataset(opened, **decoding))
 
     return store, _known_group(store, group), decoded
@@ -74,10 +70,10 @@ class ManifestsBackendEntrypoint(BackendEntrypoint):
     - `version`: what to open, as in `Repository.readonly_session`: a branch, a tag, an id,
       `main~3`, `main@{2026-11-01}`; by default the head of `main`.
     - `group`: the path of the group; by default the root.
-    - `task_bytes`: with `chunks={}`, the size up to which neighbouring stored chunks become one
-      dask chunk; by default 32 MiB. With 0, each stored chunk is a dask chunk.
     - `storage_options`: options of `zarr_manifests.storage.from_url` for the path or URL.
     - `virtual_containers`, `authorize`: where virtual chunks may be read, as in `zm.open`.
+
+    With `chunks={}`, neighbouring stored chunks become dask chunks of up to 32 MiB.
 
     The dataset stays at the snapshot that was opened, whatever is committed later. Errors are
     those of `zm.open` and `Repository.readonly_session`, and `NotFoundError` if there is
@@ -182,16 +178,9 @@ def _known_group(store: ManifestStore, group: str | None) -> str:
 
 
 class _OpenedStore(ZarrStore):
-    """Xarray's store of a group, whose variables say which chunks to compute together.
+    """Xarray's store of a group, whose variables say which chunks to compute together."""
 
-    Attributes
-    ----------
-    task_bytes : int
-        The most that a dask chunk of `chunks={}` holds, if that is more than a stored chunk.
-    """
-
-    __slots__ = ("task_bytes",)
-    task_bytes: int
+    __slots__ = ()
 
     def open_store_variable(self, name: Any) -> xr.Variable:
         """The variable, not read yet; it will be in bulk."""
@@ -201,7 +190,7 @@ class _OpenedStore(ZarrStore):
         lengths = variable.encoding["shards"] or tuple(stored.values())
         # Other grids than regular ones have a tuple for an axis.
         if variable.dtype.itemsize and all(type(length) is int for length in lengths):
-            chunks = bundle(variable.shape, lengths, variable.dtype.itemsize, self.task_bytes)
+            chunks = bundle(variable.shape, lengths, variable.dtype.itemsize, _TASK_BYTES)
             if chunks != lengths:
                 bundles = dict(zip(variable.dims, chunks, strict=True))
                 variable.encoding["preferred_chunks"] = _Bundles(bundles, stored)
@@ -262,11 +251,11 @@ class _Bundles(dict[Any, int]):
 
 
 class DatasetAccessor:
-    """What `ds.zm` of a dataset or a tree is.
+    """What `ds.zm` of a dataset is.
 
     Parameters
     ----------
-    ds : Dataset or DataTree
+    ds : Dataset
         The dataset.
 
     Examples
@@ -279,15 +268,8 @@ class DatasetAccessor:
     2.0
     """
 
-    def __init__(self, ds: xr.Dataset | xr.DataTree) -> None:
+    def __init__(self, ds: xr.Dataset) -> None:
         self._ds = ds
-
-    @property
-    def write(self) -> Callable[..., str | None]:
-        """`zarr_manifests.virtual.write` with this dataset: pass the location and options."""
-        from zarr_manifests.xarray.virtual_datasets import write_virtual
-
-        return partial(write_virtual, self._ds)
 
     def summarize(
         self,
@@ -302,8 +284,8 @@ class DatasetAccessor:
         Parameters
         ----------
         name : str
-            The variable. Its values must not be loaded, which `cache=False` avoids, or changed;
-            with dask arrays, it must be whole, and `indexers` select of it.
+            The variable. Its values must not be loaded, which `cache=False` avoids, or changed, and
+            no dask array: open the dataset without `chunks`.
         indexers, by, weights
             As in `Session.summarize`. Labels are those of the dataset. Weights are names, of what
             is stored: `Session.summarize` takes numbers, too.
@@ -354,18 +336,12 @@ def _stored_array(name: str, variable: xr.Variable) -> tuple[zarr.Array[Any], tu
     """The stored array that a variable shows, and which of its cells, by axis."""
     data: Any = variable._data
     decodes, keys = False, list[tuple[Any, ...]]()
-    if variable.chunks is not None:
-        graph = variable.data.dask
-        read = [one for one in graph.values() if type(one).__name__ in _LAZY]
-        if len(graph.layers) != 2 or len(read) != 1:
-            raise _unknown(name, "dask computes it")
-        data = read[0]
     while type(data) is not ZarrArrayWrapper:
         kind = type(data).__name__
         if kind == "LazilyIndexedArray":
             keys.append(data.key.tuple)
         elif kind not in {*_LAZY, _DECODES}:
-            raise _unknown(name, "its values are loaded, computed or rearranged")
+            raise _unknown(name, "its values are loaded, computed, rearranged, or of dask")
         decodes |= kind == _DECODES
         data = data.array
     array = data._array
@@ -395,5 +371,4 @@ def _unknown(name: str, why: str) -> InvalidArgumentError:
 
 
 if not hasattr(xr.Dataset, "zm"):  # which is so if this module is loaded again
-    for _register in (xr.register_dataset_accessor, xr.register_datatree_accessor):
-        _register("zm")(DatasetAccessor)  # type: ignore[no-untyped-call]
+    xr.register_dataset_accessor("zm")(DatasetAccessor)  # type: ignore[no-untyped-call]

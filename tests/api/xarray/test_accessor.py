@@ -45,6 +45,15 @@ SELECTIONS: list[Callable[[xr.Dataset], xr.Dataset]] = [
 ]
 
 
+def test_datasets_offer_it_without_another_import(
+    repo: zm.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(xr.Dataset, "zm")
+    monkeypatch.delattr(zm, "create", raising=False)
+    zm.create("memory://offered")
+    assert opened(repo).zm.summarize("t")["count"].item() == 119
+
+
 @pytest.mark.parametrize("number", range(len(SELECTIONS)))
 def test_answers_are_for_what_a_dataset_selects(repo: zm.Repository, number: int) -> None:
     ds = SELECTIONS[number](opened(repo))
@@ -62,23 +71,14 @@ def test_answers_are_for_what_a_dataset_selects(repo: zm.Repository, number: int
         np.testing.assert_allclose(months, values.groupby("time.month").mean(...))
 
 
-def test_indexers_and_weights_go_with_a_selection_and_whole_dask_arrays(
-    repo: zm.Repository,
-) -> None:
+def test_indexers_and_weights_go_with_a_selection(repo: zm.Repository) -> None:
     values = opened(repo).load()["t"].sel(lon=[1, 2], lat=slice(60, 0), time=TIMES[1:4])
     expected = values.weighted(np.cos(np.deg2rad(values.lat))).mean().item()
     chosen = {"time": slice(TIMES[1], TIMES[3])}
-    for how in ({}, {"chunks": {}}):
-        ds = opened(repo, **how)
-        if how:
-            more = chosen | {"lon": [1, 2], "lat": slice(60, 0)}
-            found = ds.zm.summarize("t", more, weights={"lat": "cos"})
-        else:
-            part = ds.sel(lon=[1, 2]).sel(lat=slice(60, 0))
-            found = part.zm.summarize("t", chosen, weights={"lat": "cos"})
-        assert found["mean"].item() == pytest.approx(expected, rel=1e-12)
-    store = repo.readonly_session().store
-    ds = xr.open_zarr(store, consolidated=False)
+    ds = opened(repo)
+    part = ds.sel(lon=[1, 2], lat=slice(60, 0))
+    found = part.zm.summarize("t", chosen, weights={"lat": "cos"})
+    assert found["mean"].item() == pytest.approx(expected, rel=1e-12)
     assert ds.zm.summarize("t", weights={"lat": "area"})["weight"].item() == pytest.approx(178)
     assert ds.zm.summarize("t").attrs["chunks_answered"] == 18
 
@@ -97,8 +97,7 @@ def test_indexers_and_weights_go_with_a_selection_and_whole_dask_arrays(
             "other names",
         ),
         (lambda ds: ds.swap_dims(time="q"), "other names"),
-        (lambda ds: ds.chunk().isel(time=0), "dask computes it"),
-        (lambda ds: ds.chunk() * 2, "dask computes it"),
+        (lambda ds: ds.chunk(), "of dask"),
     ],
 )
 def test_what_may_not_be_what_is_stored_is_refused(
@@ -145,9 +144,7 @@ def test_weights_and_labels_are_those_of_the_dataset(repo: zm.Repository) -> Non
             ds.zm.summarize("t", weights={"lon": numbers})
     with pytest.raises(InvalidArgumentError, match="give labels by dimension"):
         ds.zm.summarize("t", "lat > 3")
-    tree = xr.DataTree.from_dict({"/g": opened(repo).load()})
-    zm.write(tree, repo, group="tree", message="tree")
-    found = xr.open_datatree(repo, engine="zarr_manifests")["tree"].zm.summarize("g/t", {"lat": 30})
+    found = opened(repo).zm.summarize("t", {"lat": 30})
     assert found["sum"].item() == opened(repo).t.sel(lat=30).sum().item()
 
 

@@ -22,7 +22,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.xarray import ManifestsBackendEntrypoint
+from zarr_manifests.xarray import ManifestsBackendEntrypoint, backend
 
 ENGINE = "zarr_manifests"
 
@@ -244,10 +244,11 @@ def test_arrays_are_read_in_bulk(storage):
         ({"shards": (6, 8, 9)}, 6 * 8 * 9 * 4 * 2, ((12, 12), (8,), (9,))),
     ],
 )
-def test_tasks_are_boxes_of_whole_chunks(storage, encoding, task_bytes, chunks):
+def test_tasks_are_boxes_of_whole_chunks(storage, encoding, task_bytes, chunks, monkeypatch):
     """As many as go into that many bytes, evenly; shards are never parted."""
     ds = in_chunks(storage, **encoding)
-    lazy = xr.open_dataset(storage, engine=ENGINE, chunks={}, task_bytes=task_bytes)
+    monkeypatch.setattr(backend, "_TASK_BYTES", task_bytes)
+    lazy = xr.open_dataset(storage, engine=ENGINE, chunks={})
     assert lazy.t.chunks == chunks
     np.testing.assert_array_equal(lazy.t, ds.t)
 
@@ -261,11 +262,6 @@ def test_groups_are_opened_like_the_root(storage):
         tree = xr.open_datatree(repository, engine=ENGINE, group=group, chunks={})
         np.testing.assert_array_equal(tree[node].to_dataset().t, ds.t)
         assert repository.metrics().bulk_batches > before
-
-
-def test_what_is_no_number_of_bytes_is_refused(storage):
-    with pytest.raises(InvalidArgumentError, match="task_bytes"):
-        opened(storage, task_bytes="1 MB")
 
 
 # --- other openers ----------------------------------------------------------------------------
