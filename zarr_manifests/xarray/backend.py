@@ -35,7 +35,7 @@ from zarr_manifests.xarray.fit import PACKED_BY
 
 _TASK_BYTES: Final = 32 * 1024**2
 """The most that a dask chunk of `chunks={}` holds, if that is more than a stored chunk."""
-_LAZY: Final = {"MemoryCachedArray", "CopyOnWriteArray"}
+_LAZY: Final = {"MemoryCachedArray", "CopyOnWriteArray", "ImplicitToExplicitIndexingAdapter"}
 """What xarray lays over values that it has not read."""
 _DECODES: Final = "_ElementwiseFunctionArray"
 
@@ -284,8 +284,8 @@ class DatasetAccessor:
         Parameters
         ----------
         name : str
-            The variable. Its values must not be loaded, which `cache=False` avoids, or changed, and
-            no dask array: open the dataset without `chunks`.
+            The variable. Its values must not be loaded, which `cache=False` avoids, or changed;
+            with dask arrays, it must be whole, and `indexers` select of it.
         indexers, by, weights
             As in `Session.summarize`. Labels are those of the dataset. Weights are names, of what
             is stored: `Session.summarize` takes numbers, too.
@@ -336,12 +336,18 @@ def _stored_array(name: str, variable: xr.Variable) -> tuple[zarr.Array[Any], tu
     """The stored array that a variable shows, and which of its cells, by axis."""
     data: Any = variable._data
     decodes, keys = False, list[tuple[Any, ...]]()
+    if variable.chunks is not None:
+        graph = variable.data.dask
+        read = [one for one in graph.values() if type(one).__name__ in _LAZY]
+        if len(graph.layers) != 2 or len(read) != 1:
+            raise _unknown(name, "dask computes it")
+        data = read[0]
     while type(data) is not ZarrArrayWrapper:
         kind = type(data).__name__
         if kind == "LazilyIndexedArray":
             keys.append(data.key.tuple)
         elif kind not in {*_LAZY, _DECODES}:
-            raise _unknown(name, "its values are loaded, computed, rearranged, or of dask")
+            raise _unknown(name, "its values are loaded, computed or rearranged")
         decodes |= kind == _DECODES
         data = data.array
     array = data._array

@@ -79,6 +79,9 @@ def test_indexers_and_weights_go_with_a_selection(repo: zm.Repository) -> None:
     part = ds.sel(lon=[1, 2], lat=slice(60, 0))
     found = part.zm.summarize("t", chosen, weights={"lat": "cos"})
     assert found["mean"].item() == pytest.approx(expected, rel=1e-12)
+    more = chosen | {"lon": [1, 2], "lat": slice(60, 0)}
+    found = opened(repo, chunks={}).zm.summarize("t", more, weights={"lat": "cos"})
+    assert found["mean"].item() == pytest.approx(expected, rel=1e-12)
     assert ds.zm.summarize("t", weights={"lat": "area"})["weight"].item() == pytest.approx(178)
     assert ds.zm.summarize("t").attrs["chunks_answered"] == 18
 
@@ -97,7 +100,8 @@ def test_indexers_and_weights_go_with_a_selection(repo: zm.Repository) -> None:
             "other names",
         ),
         (lambda ds: ds.swap_dims(time="q"), "other names"),
-        (lambda ds: ds.chunk(), "of dask"),
+        (lambda ds: ds.chunk().isel(time=0), "dask computes it"),
+        (lambda ds: ds.chunk() * 2, "dask computes it"),
     ],
 )
 def test_what_may_not_be_what_is_stored_is_refused(

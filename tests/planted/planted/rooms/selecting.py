@@ -78,6 +78,12 @@ FAULTS = [
         "    if False:",
     ),
     Fault(
+        "a-dataset-that-was-computed-is-summarized",
+        "xarray/backend.py",
+        "        if len(graph.layers) != 2 or len(read) != 1:",
+        "        if len(read) != 1:",
+    ),
+    Fault(
         "large-sums-wrap-around",
         "summarizing.py",
         '            if rows.sums.dtype.kind == "i" and (rows.sums == NO_SUM).any():',
