@@ -30,7 +30,6 @@ from zarr_manifests.errors import (
 from zarr_manifests.repository import context_of
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.object_store import ObjectStorage
-from zarr_manifests.storage.protocol import Version
 
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "PLANTEDkeyid",
@@ -384,15 +383,6 @@ def test_headers_and_payer_and_storage_class_are_sent(small_store: Any) -> None:
             assert name in signed.split(";")  # else Amazon refuses the request
         expected = "STANDARD_IA" if request.method == "PUT" else None
         assert request.headers.get("x-amz-storage-class") == expected
-
-
-def test_a_file_is_asked_for_in_the_known_version(small_store: Any) -> None:
-    storage, seen = _storage(), list[Any]()
-    storage.put("a", b"12345")
-    small_store.faults.append(seen.append)
-    _, version = storage.get_version("a", 0, 2, Version())
-    assert storage.get_version("a", 1, 2, version) == (b"23", version)
-    assert [request.headers.get("If-Match") for request in seen] == [None, version.etag]
 
 
 def test_requests_are_repeated_as_often_as_given(small_store: Any) -> None:

@@ -32,7 +32,6 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -68,21 +67,19 @@ from zarr_manifests.storage.protocol import (
     check_prefix,
     check_range,
     is_key,
-    plain_etag,
 )
 
 type _Call = Callable[[Any], Any]
 """A request, given the library."""
-type _Read = tuple[bytes, Version] | None
-"""Bytes of an object and its version; None if it is another than the known one."""
+type _Read = tuple[bytes, Version]
+"""Bytes of an object and its version."""
 
 _READ_ONLY: Final = replace(REMOTE_CAPABILITIES, cas=False)
 _MOST_OFFSET: Final = 2**63 - 1
-_MOST_SECONDS: Final = 253_402_300_798  # the year 9999
 _LISTED: Final = 1000
 _DELETED: Final = 256  # more at once, and some servers answer for part of them only
 _DELETED_SINGLY: Final = 16
-_OF_VERSIONS: Final = {"beyond": (b"", Version()), "changed": None}
+_BEYOND: Final = b"", Version()
 _REFUSED: Final = dict.fromkeys(("exists", "changed", "absent", "contended"))
 """What a failure of a read, and of a swap, means."""
 _REMEMBERED: Final = 200_000
@@ -225,8 +222,7 @@ class ObjectStorage:
     # --- reading -----------------------------------------------------------------------------
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        found = self.get_version(check_key(key), start, length, Version())
-        return b"" if found is None else found[0]
+        return self.get_version(check_key(key), start, length)[0]
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_range(start, length)
@@ -329,35 +325,34 @@ class ObjectStorage:
 
     # --- objects of others -------------------------------------------------------------------
 
-    def get_version(self, name: str, start: int, length: int | None, known: Version) -> _Read:
-        """Return bytes of the object, and its version; None if it is another than the known one.
+    def get_version(self, name: str, start: int, length: int | None) -> _Read:
+        """Return bytes of the object and its version, from one response; of no version at its end.
 
-        One request asks for both. The store compares as far as HTTP can, and may ignore the
-        condition, so the caller compares again. The name need not be a valid key.
+        The name need not be a valid key.
         """
         check_range(start, length)
         check_name(name)
 
-        def get(obstore: Any) -> tuple[bytes, Version]:
-            options = _conditional(start, length, known)
+        def get(obstore: Any) -> _Read:
+            options = _ranged(start, length)
             answer = obstore.get(self._client(length), name, options=options)
             return bytes(answer.bytes())[:length], _version_of(answer.meta)
 
-        found: _Read = self._ask("read", name, get, **_OF_VERSIONS)
+        found: _Read = self._ask("read", name, get, beyond=_BEYOND)
         return found
 
-    async def get_version_async(self, name: str, start: int, length: int, known: Version) -> _Read:
+    async def get_version_async(self, name: str, start: int, length: int) -> _Read:
         """Like `get_version`."""
         check_range(start, length)
         check_name(name)
 
-        async def get(obstore: Any) -> tuple[bytes, Version]:
-            options = _conditional(start, length, known)
+        async def get(obstore: Any) -> _Read:
+            options = _ranged(start, length)
             answer = await obstore.get_async(self._client(length), name, options=options)
             return bytes(await answer.bytes_async())[:length], _version_of(answer.meta)
 
-        again = partial(self.get_version, name, start, length, known)
-        found: _Read = await self._ask_async("read", name, get, again, **_OF_VERSIONS)
+        again = partial(self.get_version, name, start, length)
+        found: _Read = await self._ask_async("read", name, get, again, beyond=_BEYOND)
         return found
 
     # --- writing -----------------------------------------------------------------------------
@@ -572,22 +567,11 @@ def check_name(name: str) -> str:
     return name
 
 
-def _conditional(start: int, length: int | None, known: Version) -> dict[str, Any]:
-    """Options of a request for a byte range, if the object is still the known version.
-
-    A weak etag never matches in a condition, so it is not sent. At least a byte is asked for, since
-    there is no empty range.
-    """
-    options: dict[str, Any] = {"range": {"offset": start}} if start else {}
-    if length is not None:
-        options["range"] = start, min(start + max(length, 1), _MOST_OFFSET)
-    if known.etag is not None and not known.etag.startswith("W/"):
-        options["if_match"] = f'"{plain_etag(known.etag)}"'
-    elif known.modified_ms is not None:
-        # Rounded up, since a store may compare with fractions of a second.
-        seconds = max(0, min(known.modified_ms // 1000 + 1, _MOST_SECONDS))
-        options["if_unmodified_since"] = datetime.fromtimestamp(seconds, UTC)
-    return options
+def _ranged(start: int, length: int | None) -> dict[str, Any]:
+    """Options of a request for a byte range; at least a byte, since there is no empty range."""
+    if length is None:
+        return {"range": {"offset": start}} if start else {}
+    return {"range": (start, min(start + max(length, 1), _MOST_OFFSET))}
 
 
 def _version_of(meta: Any) -> Version:

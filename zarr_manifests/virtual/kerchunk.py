@@ -49,7 +49,6 @@ from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, spli
 from zarr_manifests.ondemand import need
 from zarr_manifests.progress import counted
 from zarr_manifests.storage.object_store import ObjectStorage
-from zarr_manifests.storage.protocol import Version
 from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
 from zarr_manifests.virtual.containers import WEB, Containers, location_of, parse_location, url_at
 from zarr_manifests.virtual.references import (
@@ -224,7 +223,7 @@ def _folder(url: str, max_bytes: int, options: Mapping[str, object] | None) -> L
     storage = storage_of(url, options)
     assert isinstance(storage, ObjectStorage)
     try:
-        storage.get_version(".zmetadata", 0, 1, Version())
+        storage.get_version(".zmetadata", 0, 1)
     except ObjectNotFoundError:
         return None
     return in_bucket(storage, max_bytes)

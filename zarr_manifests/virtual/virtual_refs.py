@@ -6,9 +6,9 @@ Invariants:
   locations without secrets; `VirtualRefs.from_table` returns the same columns.
 - Nothing outside a container is opened: symbolic links are resolved first, and then every folder on
   the path is opened without following links. So a link put there in the meantime is refused too.
-- A request to an object store or a web server asks for the version that was recorded when the file
-  was referenced. Its answer, and a local file after the read, is compared with that version. So a
-  change before or during the read is detected, and no request is added for it.
+- What an answer of an object store or a web server says of the file, and a local file after the
+  read, is compared with the version that was recorded when the file was referenced. So a change
+  before or during the read is detected, and no request is added for it.
 - Too few bytes are an error, and so is a missing file.
 """
 
@@ -364,9 +364,7 @@ class VirtualReader:
         if storage is None:
             storage = await asyncio.to_thread(self._opened, container)
         try:
-            found = await storage.get_version_async(place.path, start, length, _known(source))
-            if found is None:
-                await asyncio.to_thread(_check_there, storage, place)
+            found = await storage.get_version_async(place.path, start, length)
         except ObjectNotFoundError as error:
             raise _missing(place) from error
         return _remote(place, source, start, found)[0]
@@ -394,9 +392,7 @@ class VirtualReader:
         if place.scheme in REMOTE:
             try:
                 storage = self._opened(container)
-                found = storage.get_version(place.path, start, length, _known(source))
-                if found is None:
-                    _check_there(storage, place)
+                found = storage.get_version(place.path, start, length)
             except ObjectNotFoundError as error:
                 raise _missing(place) from error
             return _remote(place, source, start, found)
@@ -421,23 +417,10 @@ def _check_room(place: VirtualLocation, length: int) -> None:
         )
 
 
-def _check_there(storage: ObjectStorage, place: VirtualLocation) -> None:
-    """Raise `ObjectNotFoundError` if the file is gone: some stores look at conditions first."""
-    storage.get_version(place.path, 0, 1, Version())
-
-
-def _known(source: VirtualSource) -> Version:
-    since_ms = source.unchanged_since_ms
-    modified_ms = since_ms if source.modified_ms is None else source.modified_ms
-    return Version(source.tag, modified_ms, source.nbytes)
-
-
 def _remote(
-    place: VirtualLocation, known: VirtualSource, start: int, found: tuple[bytes, Version] | None
+    place: VirtualLocation, known: VirtualSource, start: int, found: tuple[bytes, Version]
 ) -> tuple[bytes, Version]:
     """What a store answered, if it is the known version."""
-    if found is None:
-        raise _changed(place)
     data, version = found
     if version.nbytes is not None:
         _check_version(place, known, version, remote=True)

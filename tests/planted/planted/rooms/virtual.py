@@ -54,12 +54,6 @@ FAULTS = [
         "True",
     ),
     Fault(
-        "a-request-does-not-ask-for-the-known-version",
-        "storage/object_store.py",
-        "if known.etag is not None and not known.etag.startswith",
-        "if False and not known.etag.startswith",
-    ),
-    Fault(
         "a-file-that-ends-early-is-read-as-far-as-it-goes",
         "virtual/virtual_refs.py",
         "if ref.length and len(data) == length and",
