@@ -181,11 +181,7 @@ def run_compact(
     repo: Repo,
     *,
     branch: str = "main",
-    mode: Literal["minor", "major", "full"] | None = None,
-    packs: bool = False,
-    min_live: float | None = None,
-    statistics: bool = False,
-    array: list[str] | None = None,
+    mode: Literal["minor", "major", "full", "packs", "statistics"] = "major",
     dry_run: bool = False,
 ) -> object:
     """Merge the deltas of a branch, as a commit that changes no data.
@@ -193,28 +189,15 @@ def run_compact(
     Parameters
     ----------
     mode :
-        minor makes runs of deltas; major (the default) also merges pending changes into
-        manifests; full packs all manifests anew.
-    packs :
-        Instead, move the live chunks out of packs that are mostly dead.
-    min_live :
-        With --packs: move chunks out of packs with a smaller live part; 0.5 by default.
-    statistics :
-        Instead, measure chunks without statistics, so that queries can skip chunks.
-    array :
-        With --statistics: only this array; may be given several times.
+        minor makes runs of deltas; major also merges pending changes into manifests; full packs
+        all manifests anew. Instead, packs moves the live chunks out of packs that are mostly dead,
+        and statistics measures chunks without statistics, so that queries can skip chunks.
     """
-    if packs + statistics + (mode is not None) > 1:
-        raise InvalidArgumentError("give one of --mode, --packs and --statistics")
-    if (min_live is not None and not packs) or (array and not statistics):
-        raise InvalidArgumentError("--min-live goes with --packs, and --array with --statistics")
-    if statistics and dry_run:
-        raise InvalidArgumentError("--statistics takes no --dry-run")
-    if statistics:
-        return repo.compute_statistics(array or None, branch=branch)
-    how: Any = {} if min_live is None else {"min_live": min_live}
-    how["mode"] = "packs" if packs else mode or "major"
-    return repo.compact(branch, dry_run=dry_run, **how)
+    if mode != "statistics":
+        return repo.compact(branch, mode, dry_run=dry_run)
+    if dry_run:
+        raise InvalidArgumentError("--mode statistics takes no --dry-run")
+    return repo.compute_statistics(branch=branch)
 
 
 @verb
