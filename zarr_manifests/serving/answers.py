@@ -604,10 +604,7 @@ def _coordinate(
             array = _opened(opened, node)
             if array.dtype.kind in "iufM":
                 stored = _read(node, array, [axis])
-                try:
-                    found = _decoded(node, array, stored)
-                except InvalidArgumentError:  # times that neither NumPy nor cftime has
-                    found = _decoded(node, array, stored, decode_times=False)
+                found = _decoded(node, array, stored)
                 values = found.values.astype("M8[s]") if found.dtype.kind == "M" else found.values
                 told = _texts(found, "units", "long_name", "positive")
                 return {"values": [_plain(value) for value in values.tolist()], **told}
