@@ -3,15 +3,13 @@
 Any thread may add to a `Meter`; `Metrics` is its state at one moment. Invariants:
 
 - Counts never decrease, and no addition is lost to another thread.
-- Counts belong to this process: a child of `os.fork` starts at zero, and pickles carry none. So
-  `process_totals` is the sum over all meters, including those already garbage-collected.
+- Pickles carry no counts; a child of `os.fork` goes on from its parent's. `process_totals` is the
+  sum over all meters, including those already garbage-collected.
 - Adding costs a lock that is held for two additions.
 """
 
 from __future__ import annotations
 
-import os
-import weakref
 from typing import Final
 
 from msgspec import Struct
@@ -109,7 +107,7 @@ _NAMES: Final = Metrics.__struct_fields__
 
 
 class Meter:
-    """Counts. Thread-safe; at zero in a child of `os.fork`.
+    """Counts. Thread-safe.
 
     Examples
     --------
@@ -122,7 +120,6 @@ class Meter:
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys(_NAMES, 0)
-        _METERS.add(self)
 
     def add(self, name: str, n: int = 1) -> None:
         """Add to the count `name`, a field of `Metrics`; `KeyError` if there is none."""
@@ -147,15 +144,6 @@ class Meter:
 # Reentrant: a signal handler or finalizer may count on the thread that holds it.
 _LOCK: Final = ForkSafeLock()
 _TOTALS: Final = dict.fromkeys(_NAMES, 0)
-_METERS: Final = weakref.WeakSet[Meter]()
-
-
-def _restart() -> None:
-    for counts in (_TOTALS, *(meter._counts for meter in list(_METERS))):
-        counts.update(dict.fromkeys(_NAMES, 0))
-
-
-os.register_at_fork(after_in_child=_restart)
 
 
 def process_totals() -> Metrics:

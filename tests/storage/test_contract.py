@@ -217,7 +217,6 @@ def test_bad_keys_are_refused_everywhere(storage: Storage) -> None:
         lambda key: storage.put(key, b""),
         lambda key: storage.create(key, b""),
         lambda key: storage.cas(key, b"", None),
-        lambda key: storage.cas("a", b"", None, then_create=(key, b"")),
         storage.head,
         lambda key: storage.delete_many([key]),
         lambda key: storage.sync([key]),

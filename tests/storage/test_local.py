@@ -138,7 +138,7 @@ def test_where_the_system_can_flush_the_drive_it_is_told_to(
     monkeypatch.setattr(fcntl, "fcntl", full)
     monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync"))
     if refusal == errno.EIO:
-        with pytest.raises(StorageError, match="disk"):
+        with pytest.raises(StorageError, match="Input/output error"):
             storage.put("a", b"2")
         assert calls == ["full"]
     else:

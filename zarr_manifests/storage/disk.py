@@ -67,10 +67,6 @@ _HINTS: Final = {
     errno.ENXIO: "move it away",
     errno.EISDIR: "a folder stands where an object should be; move it away",
     errno.ENOTDIR: "a file stands where a folder should be; move it away",
-    errno.EMFILE: "too many files are open; raise `ulimit -n`",
-    errno.ENFILE: "too many files are open on this machine",
-    errno.EIO: "the disk reports a fault; see the system's log",
-    errno.ENOENT: "its folder vanished meanwhile; is something else deleting there?",
 }
 
 

@@ -181,8 +181,6 @@ class FsspecStorage:
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
         check_key(key)
-        if then_create is not None:
-            check_key(then_create[0])
         self._prove()
         if token is not None and not token.startswith('"'):
             return None  # not an etag, so that of no version

@@ -315,8 +315,6 @@ class LocalStorage:
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
         path = self._prefix + check_key(key)
-        if then_create is not None:
-            check_key(then_create[0])
         with self._writing(key):
             if self._token_at(key) != token:
                 return None  # refused before anything was written

@@ -140,8 +140,6 @@ class MemoryStorage:
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
         check_key(key)
-        if then_create is not None:
-            check_key(then_create[0])
         with _LOCK:
             found = self._objects.get(key)
             if (None if found is None else found.token) != token:

@@ -399,8 +399,6 @@ class ObjectStorage:
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
         check_key(key)
-        if then_create is not None:
-            check_key(then_create[0])
         self.prove()
         mode: Any = "create" if token is None else self._version(token)
         if mode is None:

@@ -267,9 +267,9 @@ class Storage(ReadableStorage, Protocol):
         """Replace the object if `token` is the token of its version; None if it is not.
 
         A `token` of None requires that the object does not exist. The swap is durable on return.
-        `then_create` is a `(key, bytes)` to put-if-absent right after a successful swap: under the
-        same lock if the storage has one, otherwise in the background without waiting. Its failure
-        is never an error of the swap.
+        `then_create` is a valid key and bytes to put-if-absent right after a successful swap: under
+        the same lock if the storage has one, otherwise in the background without waiting. Its
+        failure is never an error of the swap.
         """
 
     def delete_many(self, keys: Iterable[str]) -> None:

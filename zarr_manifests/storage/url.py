@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from zarr_manifests.errors import ConfigError, InvalidArgumentError, UnsupportedStorageError
 from zarr_manifests.storage.object_clients import checked_credentials, function_named, is_secret
 from zarr_manifests.storage.protocol import Storage
-from zarr_manifests.texts import near_names
 
 if TYPE_CHECKING:
     from zarr_manifests.storage.object_clients import OptionValue
@@ -142,10 +141,6 @@ def from_url(
         return LocalStorage(rest, **said)
     if scheme != "memory":
         return _object(scheme, rest, said)
-    if not rest:
-        raise InvalidArgumentError(
-            "memory:// needs a name, as in memory://my-data, to be opened a second time"
-        )
     from zarr_manifests.storage.memory import MemoryStorage
 
     return MemoryStorage(rest)
@@ -366,9 +361,7 @@ def _check(scheme: str, options: Mapping[str, object]) -> None:
                 "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         else:
-            close = near_names(name, known)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            problem = f"unknown storage option; {takes}{hint}"
+            problem = f"unknown storage option; {takes}"
         problems += [f"{name}: {problem}"] if problem else []
     if options.get("anonymous") and options.get("credentials"):
         problems.append("credentials: contradicts anonymous; give one of them")
