@@ -29,8 +29,8 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 MAX_MS: Final = 253_402_300_799_999
-_WHO_CHARS: Final = 100
 """The last millisecond of the year 9999, the largest date that `datetime` can represent."""
+_WHO_CHARS: Final = 100
 _POOL_THREADS = 64  # enough to fetch all live deltas of an array at once
 
 

@@ -19,7 +19,7 @@ from zarr_manifests.storage.protocol import (
 )
 
 
-class _Request:
+class _Counted:
     """A block that is one request; counts it and its bytes, and whether it raises an error."""
 
     __slots__ = ("kind", "meter", "nbytes")
@@ -68,11 +68,11 @@ class MeteredStorage:
         return self.storage.capabilities
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        with _Request(self.meter, "write_requests", len(data)):
+        with _Counted(self.meter, "write_requests", len(data)):
             self.storage.put(key, data, durable=durable)
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
-        with _Request(self.meter, "write_requests", len(data)):
+        with _Counted(self.meter, "write_requests", len(data)):
             return self.storage.create(key, data, durable=durable)
 
     def cas(
@@ -83,24 +83,24 @@ class MeteredStorage:
         *,
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
-        with _Request(self.meter, "write_requests", len(data)):
+        with _Counted(self.meter, "write_requests", len(data)):
             new = self.storage.cas(key, data, token, then_create=then_create)
         if new is not None and then_create is not None:
             self.meter.request("write_requests", len(then_create[1]))
         return new
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        with _Request(self.meter, "read_requests"):
+        with _Counted(self.meter, "read_requests"):
             data = await self.storage.get_async(key, start, length)
         self.meter.add("bytes_read", len(data))
         return data
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
-        with _Request(self.meter, "write_requests", len(data)):
+        with _Counted(self.meter, "write_requests", len(data)):
             return await self.storage.create_async(key, data, durable=durable)
 
     def _counted[**P, R](self, kind: str, call: Callable[P, R]) -> Callable[P, R]:
-        request = _Request(self.meter, kind)
+        request = _Counted(self.meter, kind)
 
         def counted(*args: P.args, **named: P.kwargs) -> R:
             with request:
@@ -109,7 +109,7 @@ class MeteredStorage:
         return counted
 
     def _read[**P, R](self, call: Callable[P, R], size: Callable[[R], int]) -> Callable[P, R]:
-        meter, request = self.meter, _Request(self.meter, "read_requests")
+        meter, request = self.meter, _Counted(self.meter, "read_requests")
 
         def read(*args: P.args, **named: P.kwargs) -> R:
             with request:
