@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from zarr_manifests.engine.chunk_statistics import ChunkStatistics
     from zarr_manifests.reports import ChunkSelection, Status, Usage
 
-_SHOWN_LINES: Final = 10
+_SHOWN_CHARS: Final = 500
 _GAP_BYTES: Final = 64 * 1024
 _WINDOW_BYTES: Final = 64 * 1024**2
 
@@ -169,11 +169,8 @@ class Session:
             ("mode", self._mode()),
         ]
         if self._commits is not None:
-            lines = str(self.status()).split("\n")
-            names = ["changes", *[""] * (_SHOWN_LINES - 1)]
-            facts += zip(names, lines, strict=False)
-            if len(lines) > _SHOWN_LINES:
-                facts.append(("", f"... and {len(lines) - _SHOWN_LINES:,} more"))
+            changes = plain_text(self.status(), lines=True, most=_SHOWN_CHARS)
+            facts.append(("changes", changes))
         return html_page("Session", facts, self._contents.nodes())
 
     def _mode(self) -> str:
