@@ -205,7 +205,6 @@ def run_clean(
     repo: Repo,
     *,
     keep: str | None = None,
-    no_collect: bool = False,
     grace: str = "24h",
     dry_run: bool = False,
 ) -> object:
@@ -218,23 +217,18 @@ def run_clean(
     keep :
         Expire old versions first. 10 keeps the ten newest of each branch, 30d those of the last
         30 days, and config those that the configuration keeps.
-    no_collect :
-        Only expire, and delete nothing.
     grace :
         How long a running writer without a lease may take, such as 24h.
     """
-    if no_collect and keep is None:
-        raise InvalidArgumentError("--no-collect goes with --keep")
-    wait, count, age = _duration(grace), None, None
+    wait = _duration(grace)
     if keep is None:
         return repo.garbage_collect(wait, dry_run=dry_run)
+    kept: int | timedelta | None = None
     if keep.isdecimal() and len(keep) < 19:
-        count = int(keep)
+        kept = int(keep)
     elif keep != "config":
-        age = _duration(keep, "neither a number of versions, nor an age such as 30d, nor config")
-    if no_collect:
-        return repo.expire_snapshots(count, age, dry_run=dry_run)
-    return repo.clean(age if count is None else count, wait, dry_run=dry_run)
+        kept = _duration(keep, "neither a number of versions, nor an age such as 30d, nor config")
+    return repo.clean(kept, wait, dry_run=dry_run)
 
 
 def _duration(

@@ -156,7 +156,7 @@ def test_clean_expires_only_what_it_is_told_to(tmp_path: Path) -> None:
 
     assert left() == left("--keep", "30d") == left("--keep", "config", "--dry-run") == 4
     assert left("--keep", "3") == 3
-    assert left("--keep", "2", "--no-collect") == 2
+    assert left("--keep", "2") == 2
     files = sorted(tmp_path.rglob("*"))
     assert left("--grace", "0", "--dry-run") == 2
     assert sorted(tmp_path.rglob("*")) == files

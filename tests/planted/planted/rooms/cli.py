@@ -38,8 +38,8 @@ FAULTS = [
     Fault(
         "a-dry-run-of-a-cleaning-deletes",
         "cli/edits.py",
-        "return repo.clean(age if count is None else count, wait, dry_run=dry_run)",
-        "return repo.clean(age if count is None else count, wait)",
+        "return repo.clean(kept, wait, dry_run=dry_run)",
+        "return repo.clean(kept, wait)",
     ),
     Fault(
         "a-dry-run-of-setting-back-sets-back",
