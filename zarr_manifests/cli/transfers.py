@@ -20,7 +20,6 @@ from zarr_manifests.cli.verbs import (
     console,
     open_at,
     pairs,
-    say,
     storage_options,
     verb,
 )
@@ -106,9 +105,9 @@ def run_serve(
     from zarr_manifests.serving import serve
 
     def started(at: str) -> None:
-        say(f"serving {plain_text(repo.storage.url)} at {at}/")
-        say(f"main as Zarr, as it is now: {at}/zarr/{next(repo.ancestry(limit=1)).id}")
-        say("press Ctrl-C to stop")
+        typer.echo(f"serving {plain_text(repo.storage.url)} at {at}/")
+        typer.echo(f"main as Zarr, as it is now: {at}/zarr/{next(repo.ancestry(limit=1)).id}")
+        typer.echo("press Ctrl-C to stop")
 
     serve(repo, host, port, token=token, origins=origin or (), started=started)
 
@@ -319,7 +318,7 @@ def run_demo(directory: Path = Path("zarr-manifests-demo")) -> None:
     no_spark = Demo(directory, console()).run()
     command = f"{shlex.quote(sys.executable)} -m zarr_manifests"
     url = shlex.quote(str(directory / "winds"))
-    say(
+    typer.echo(
         f"""
 What to try next:
   {command} serve {url}

@@ -209,11 +209,6 @@ class Told(Struct, frozen=True):
     wrong: bool = False
 
 
-def say(text: str) -> None:
-    """Print the text as it is, without tables and colors."""
-    typer.echo(text)
-
-
 def console() -> PlainConsole:
     """Standard output; in a pipe, long lines are not wrapped."""
     out = _Console()
@@ -231,7 +226,7 @@ def show(result: object, as_json: bool) -> None:
     if as_json and told.found is not None:
         found = {"snapshot_id": told.found} if isinstance(told.found, str) else told.found
         for one in found if isinstance(found, list) else [found]:
-            say(json_line(one))
+            typer.echo(json_line(one))
     else:
         out = console()
         for part in [told.found] if told.text is None else told.text:
