@@ -36,7 +36,7 @@ from zarr_manifests.config.sections import (
 )
 from zarr_manifests.errors import ConfigError, InvalidArgumentError
 from zarr_manifests.runtime import fork_awaited_lock
-from zarr_manifests.texts import known_as, shown, spelled
+from zarr_manifests.texts import known_as, listed, shown, spelled
 
 DEFAULT_SET_NAME: Final = "default"
 _COORDINATES: Final = "coordinates"
@@ -400,12 +400,14 @@ class ChunkManifests(Struct, frozen=True):
             if target is not None and target not in targets:
                 near = known_as(target, targets)
                 yield f"{places[name]}.overflow-to: there is no set {shown(target)}; {near}"
-            way = _circle(name, targets)
-            if way and name == min(way, key=[*targets].index):  # each circle once
-                yield (
-                    f"{places[name]}.overflow-to: the sets overflow in a circle "
-                    f"({' -> '.join([*way, name])}); let one overflow to default"
-                )
+        left: Mapping[str, str | None] = targets
+        while ends := [name for name, target in left.items() if target not in left]:
+            left = {name: target for name, target in left.items() if name not in ends}
+        if left:
+            yield (
+                f"{places[next(iter(left))]}.overflow-to: the sets overflow in a circle "
+                f"({listed(left)}); let one overflow to default"
+            )
         for i, rule in enumerate(self.rules):
             if rule.target not in targets:
                 near = known_as(rule.target, targets)
@@ -444,12 +446,3 @@ class ChunkManifests(Struct, frozen=True):
         splits = self.splitting or ()
         found = matching(tuple(split.path for split in splits), path)
         return splits[found[0]] if found else None
-
-
-def _circle(start: str, targets: Mapping[str, str | None]) -> list[str]:
-    """The names on the way from a set back to itself by overflow; empty if there is none."""
-    way, at = [start], targets[start]
-    while at is not None and at in targets and at not in way:
-        way.append(at)
-        at = targets[at]
-    return way if at == start else []

@@ -20,8 +20,8 @@ FAULTS = [
     Fault(
         "sets-overflow-in-circles",
         "config/manifest_sets.py",
-        "if way and name == min",
-        "if len(way) > 99 and name == min",
+        "        if left:\n",
+        "        if len(left) > 99:\n",
     ),
     Fault(
         "keys-given-twice-accepted",
