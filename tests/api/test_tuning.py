@@ -21,17 +21,18 @@ def _as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [0, math.nan, 2.5, True])
-def test_what_is_no_number_is_refused(number: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="concurrency must be an integer of at least 1"):
-        zm.tune_zarr(concurrency=number)
+@pytest.mark.parametrize("option", ["concurrency", "threads"])
+def test_what_is_no_number_is_refused(option: Any, number: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{option} must be an integer of at least 1"):
+        zm.tune_zarr(**{option: number})
     assert zarr.config.get("async.concurrency") == 10
 
 
 def test_within_its_block_new_arrays_are_read_in_bulk() -> None:
-    before = zarr.config.get("codec_pipeline.path")
-    with zm.tune_zarr(concurrency=1):
-        assert zarr.config.get("async.concurrency") == 1
+    before = zarr.config.get("codec_pipeline.max_workers", None)
+    with zm.tune_zarr(threads=1):
+        assert zarr.config.get("codec_pipeline.max_workers") == 1
         store = zm.create("memory://tuning").writable_session("main").store
         array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
         assert type(array.async_array.codec_pipeline) is BulkCodecPipeline
-    assert zarr.config.get("codec_pipeline.path") == before
+    assert zarr.config.get("codec_pipeline.max_workers", None) == before

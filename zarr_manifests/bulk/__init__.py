@@ -263,7 +263,7 @@ register_pipeline(BulkCodecPipeline)
 _BULK: Final = f"{BulkCodecPipeline.__module__}.{BulkCodecPipeline.__qualname__}"
 
 
-def tune_zarr(*, concurrency: int = 64) -> AbstractContextManager[Any]:
+def tune_zarr(*, concurrency: int = 64, threads: int | None = None) -> AbstractContextManager[Any]:
     """Set Zarr options that suit this store, for the whole process.
 
     The options take effect immediately. Used as a context manager, it restores them at the end.
@@ -273,15 +273,16 @@ def tune_zarr(*, concurrency: int = 64) -> AbstractContextManager[Any]:
       chunk on one thread, without an event loop.
     - `async.concurrency`: how many chunks of an array are requested at once from remote storage.
       Zarr's default of 10 leaves connections idle most of the time.
-
-    Zarr decodes on one thread for each processor, which helps if chunks take long to decode. For
-    many chunks of a few kilobytes that go Zarr's way, one thread is two to three times as fast:
-    `zarr.config.set({"codec_pipeline.max_workers": 1})`.
+    - `codec_pipeline.max_workers`, if `threads` is given: how many threads decode the chunks of an
+      array. Zarr's default is one for each processor, which helps if chunks take long to decode.
+      For many chunks of a few kilobytes, one thread is two to three times as fast.
 
     Parameters
     ----------
     concurrency : int, default 64
         Chunks at once. Each chunk in flight takes memory for its bytes.
+    threads : int, optional
+        Threads of the pipeline; unchanged if not given.
 
     Returns
     -------
@@ -291,7 +292,7 @@ def tune_zarr(*, concurrency: int = 64) -> AbstractContextManager[Any]:
     Raises
     ------
     InvalidArgumentError
-        If `concurrency` is not an integer of at least 1.
+        If `concurrency` or `threads` is not an integer of at least 1.
 
     Examples
     --------
@@ -302,13 +303,13 @@ def tune_zarr(*, concurrency: int = 64) -> AbstractContextManager[Any]:
     >>> zarr.config.get("async.concurrency")
     10
     """
-    if type(concurrency) is not int or concurrency < 1:
-        raise InvalidArgumentError(
-            f"concurrency must be an integer of at least 1, not {concurrency!r}"
-        )
-    changed: AbstractContextManager[Any] = zarr.config.set(
-        {"codec_pipeline.path": _BULK, "async.concurrency": concurrency}
-    )
+    for name, value in (("concurrency", concurrency), ("threads", threads)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise InvalidArgumentError(f"{name} must be an integer of at least 1, not {value!r}")
+    options: dict[str, Any] = {"codec_pipeline.path": _BULK, "async.concurrency": concurrency}
+    if threads is not None:
+        options["codec_pipeline.max_workers"] = threads
+    changed: AbstractContextManager[Any] = zarr.config.set(options)
     return changed
 
 
