@@ -134,7 +134,7 @@ class ArrayTarget:
 
 
 class DatasetWriter(ArrayWriter):
-    """Writes arrays of a dataset, as xarray tells it to; values in memory are written at once.
+    """Writes arrays of a dataset, as xarray tells it to.
 
     Parameters
     ----------
@@ -145,24 +145,18 @@ class DatasetWriter(ArrayWriter):
     def __init__(self, *, statistics: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._statistics = statistics
-        self._all: list[ArrayTarget] = []
-        self._late: list[tuple[Any, ArrayTarget, Any]] = []
+        self._all: list[tuple[Any, ArrayTarget, Any]] = []
 
     def add(self, source: Any, target: Any, region: Any = None) -> None:
-        """Write the source, or keep it for `compute` if dask has it."""
-        to = ArrayTarget(target, statistics=self._statistics)
-        self._all.append(to)
-        if to.is_weighted and isinstance(source, np.ndarray):
-            self._late.append((source, to, region))
-            return
-        super().add(source, to, region)  # type: ignore[no-untyped-call]
+        """Keep the source for `compute`."""
+        self._all.append((source, ArrayTarget(target, statistics=self._statistics), region))
 
     def compute(self, session: Session | Fork, scheduler: Any) -> None:
-        """Compute and write the dask arrays, and record zone maps of all arrays.
+        """Write the arrays in memory, compute and write those of dask, and record zone maps.
 
         Other processes write to forks of the session.
         """
-        for source, to, region in self._late:
+        for source, to, region in sorted(self._all, key=lambda each: each[1].is_weighted):
             super().add(source, to, region)  # type: ignore[no-untyped-call]
         if not _computed_elsewhere(self.sources, scheduler):
             how = {"scheduler": scheduler}
@@ -174,8 +168,8 @@ class DatasetWriter(ArrayWriter):
             origin = freeze_store(session.fork().store)
             written = self._write_blocks(origin, scheduler)
             merge_forks(workspace, [_fork_with(origin, *each) for each in written])
-        for array in self._all:
-            array.record()
+        for _, to, _ in self._all:
+            to.record()
 
     def _write_blocks(self, origin: ForkState, scheduler: Any) -> Sequence[_Written]:
         """Write each dask block to a fork of its own, where dask computes it."""

@@ -32,7 +32,7 @@ type Given = xr.Dataset | xr.DataArray | xr.DataTree
 type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
 type WriteMode = Literal["w", "w-", "a", "r+"]
 type Encodings = Mapping[Hashable, Mapping[str, Any]]
-"""Encodings by name of the variable; of a tree, these by path of the node."""
+"""Encodings by name of the variable."""
 
 _CHOICES: Final[Mapping[str, Sequence[object]]] = {
     "mode": (None, "w", "w-", "a", "r+"),
@@ -103,27 +103,27 @@ def parts_of(
     whole = DatasetPart(xr.Dataset(), top, top, *how)
     _check_options(whole)
     append_dim, region, on_existing = whole.append_dim, whole.region, whole.on_existing
-    if region is not None and isinstance(given, xr.DataTree):
+    if isinstance(given, xr.DataTree) and (region is not None or whole.encoding):
         raise InvalidArgumentError(
-            "region is a part of one group: write the tree's nodes one by one, as "
-            "tree['node'].to_dataset() with group='node'"
+            "region and encoding are of one group: write the tree's nodes one by one, as "
+            "tree['node'].to_dataset() with group='node', or set tree['node/name'].encoding"
         )
-    datasets = _datasets(given, whole.encoding)
-    dims = {dim: None for _, ds, _ in datasets for dim in ds.dims}
+    datasets = _datasets(given)
+    dims = {dim: None for _, ds in datasets for dim in ds.dims}
     if append_dim is not None and append_dim not in dims:
         raise InvalidArgumentError(
             f"append_dim {append_dim!r} is not a dimension of the dataset; there are: "
             f"{listed(dims, 20)}"
         )
-    if not virtual and any(is_virtual(v) for _, ds, _ in datasets for v in ds.variables.values()):
+    if not virtual and any(is_virtual(v) for _, ds in datasets for v in ds.variables.values()):
         raise InvalidArgumentError(
             "the dataset has references of VirtualiZarr in place of data: write it with "
             "zarr_manifests.virtual.write"
         )
     found = []
-    for path, ds, own in datasets:
+    for path, ds in datasets:
         at = f"{top}/{path}".strip("/")
-        part = replace(whole, ds=ds, group=at, encoding=_encoding(ds, own))
+        part = replace(whole, ds=ds, group=at, encoding=_encoding(ds, whole.encoding))
         if isinstance(given, xr.DataTree):
             part = _of_tree(part)
         dim = part.append_dim
@@ -161,33 +161,24 @@ def _check_options(part: DatasetPart) -> None:
         raise InvalidArgumentError("on_existing and sort go with append_dim")
 
 
-def _datasets(given: Given, encoding: Encodings) -> list[tuple[str, xr.Dataset, Encodings]]:
-    """The datasets, the paths of their groups, and the encodings of their variables."""
+def _datasets(given: Given) -> list[tuple[str, xr.Dataset]]:
+    """The datasets, and the paths of their groups."""
     if isinstance(given, xr.DataTree):
-        known: dict[str, Any] = {f"/{str(path).strip('/')}": how for path, how in encoding.items()}
-        unknown = known.keys() - {node.path for node in given.subtree}
-        if unknown:
-            raise InvalidArgumentError(
-                f"encoding names {min(unknown)!r}, which is not a node of the tree: of a tree it "
-                f"is {{path: {{variable: ...}}}}. There are: "
-                f"{listed((node.path for node in given.subtree), 20)}"
-            )
-        found: list[tuple[str, xr.Dataset, Encodings]] = []
+        found: list[tuple[str, xr.Dataset]] = []
         for path, node in given.subtree_with_keys:
             top = node is given
             if not top and not is_inside(path):
                 raise InvalidArgumentError(f"a group cannot have the path {path!r} of a node")
-            own = known.get(node.path) or {}
-            found.append(("" if top else path, node.to_dataset(inherit=top), own))
+            found.append(("" if top else path, node.to_dataset(inherit=top)))
         return found
     if isinstance(given, xr.DataArray):
-        return [("", _dataset_of(given), encoding)]
+        return [("", _dataset_of(given))]
     if not isinstance(given, xr.Dataset):
         raise InvalidArgumentError(
             f"expected a Dataset, a DataArray or a DataTree, not a {type(given).__name__}"
             + ("; for files, take zm.ingest" if isinstance(given, str | os.PathLike) else "")
         )
-    return [("", given, encoding)]
+    return [("", given)]
 
 
 def _dataset_of(array: xr.DataArray) -> xr.Dataset:

@@ -122,7 +122,7 @@ def write(
     region : mapping or "auto", optional
         Write to this part of the existing arrays, as in `Dataset.to_zarr`. Not of a tree.
     encoding : mapping, optional
-        Encodings of new variables, by name. Of a tree, these by path of the node.
+        Encodings of new variables, by name. Not of a tree, whose variables have their own.
     metadata : mapping, optional
         Stored with the commit: strings, numbers, lists and maps.
     on_existing : {"error", "skip", "replace"}, default "error"
