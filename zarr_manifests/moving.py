@@ -334,7 +334,6 @@ def export(
     *,
     version: str | None = None,
     path: str = "/",
-    tag: str | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> ExportReport:
     """Write a snapshot in a format that other software reads.
@@ -351,15 +350,12 @@ def export(
         What to write. `"zarr"` is a plain Zarr store, with all chunks as they are stored and
         consolidated metadata in each group. `"icechunk"` is a new icechunk repository with
         one commit, and copies of the chunks. `"kerchunk"` is a JSON file of references to the
-        chunks, where they are.
+        chunks, where they are, which a tag `export-<snapshot id>` keeps.
     version : str, optional
         Of a repository, what to write, as for `Repository.readonly_session`; by default the head of
         `main`.
     path : str
         The group or array that becomes the root.
-    tag : str, optional
-        The name of the tag that keeps chunks which `"kerchunk"` refers to; by default `export-` and
-        the id of the snapshot. It may exist already.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the destination.
 
@@ -411,7 +407,7 @@ def export(
     elif version is not None:
         raise InvalidArgumentError("a session reads one snapshot: give a version with a repository")
     contents = contents_of(source.store)
-    return exports.export(contents, dest, format, path, tag, storage_options)
+    return exports.export(contents, dest, format, path, storage_options)
 
 
 def _import(

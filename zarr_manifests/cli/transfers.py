@@ -45,7 +45,6 @@ def run_export(
     *,
     format: Literal["zarr", "kerchunk", "icechunk"] = "zarr",  # noqa: A002 - the option
     path: str = "/",
-    tag: str | None = None,
     to_option: Pairs = None,
 ) -> object:
     """Write a snapshot so that other software can read it: as Zarr, as references, as icechunk.
@@ -58,12 +57,9 @@ def run_export(
         What to write.
     path : -p
         The group or array to export.
-    tag : -t
-        The name of the tag that keeps the chunks which kerchunk refers to.
     """
-    how: Any = {"version": version, "path": path, "tag": tag}
     options = storage_options(dest, to_option, "--to-option") or None
-    return zm.export(repo, dest, format, storage_options=options, **how)
+    return zm.export(repo, dest, format, version=version, path=path, storage_options=options)
 
 
 @verb

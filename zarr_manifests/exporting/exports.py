@@ -49,7 +49,6 @@ from zarr_manifests.exporting import Batch, SnapshotSource
 from zarr_manifests.format import chunk_table
 from zarr_manifests.format.chunk_table import ChunkTable, VirtualSource
 from zarr_manifests.format.manifest import NodeKind
-from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.keys import V3_DOCUMENT, ChunkKeys, absolute, join
 from zarr_manifests.progress import expect
 from zarr_manifests.reports import ExportReport
@@ -86,15 +85,12 @@ def export(
     dest: Any,
     format: str,  # noqa: A002 - the name that callers know
     path: str,
-    tag: str | None,
     storage_options: Mapping[str, object] | None,
 ) -> ExportReport:
     """Write the snapshot that a session reads; the arguments are those of `zm.export`."""
     given: object = format
     if not isinstance(given, str) or given not in _FORMATS:
         raise InvalidArgumentError(f"format={shown(given)} is unknown: {known_as(given, _FORMATS)}")
-    if tag is not None and format != "kerchunk":
-        raise InvalidArgumentError("tag= goes with format='kerchunk': copies need nothing kept")
     if format != "zarr":
         refuse_options("a local place", storage_options)
     source = SnapshotSource(contents, path, _ICECHUNK_KEYS if format == "icechunk" else None)
@@ -103,7 +99,7 @@ def export(
     expect("chunks", sum(array.chunks for array in arrays if array.path in within))
     kept = None
     if format == "kerchunk":
-        name, kept = _to_kerchunk(source, dest, tag)
+        name, kept = _to_kerchunk(source, dest)
     elif format == "icechunk":
         name = _to_icechunk(source, dest)
     else:
@@ -296,18 +292,17 @@ def _unnamed(name: str, put: _Put, *, is_empty: bool) -> Iterator[tuple[str, _Pu
 # --- where chunks are ------------------------------------------------------------------------
 
 
-def _keep(source: SnapshotSource, tag: str | None) -> str:
+def _keep(source: SnapshotSource) -> str:
     """The name of a tag of the snapshot, which is made if there is none."""
     context = source.contents.context
     if not isinstance(context, Context):
         raise ReadOnlyError("a tag has to be made, and the repository is only open for reading")
-    name = f"export-{source.snapshot_id}" if tag is None else tag
-    refs = Refs(context)
-    there = refs.tags().get(check_ref_name(name))
+    name, refs = f"export-{source.snapshot_id}", Refs(context)
+    there = refs.tags().get(name)
     if there is None:
         refs.create_tag(name, source.snapshot_id)
     elif there != source.snapshot_id:
-        raise AlreadyExistsError(f"tag {name!r} is of another snapshot, {there}; give another tag=")
+        raise AlreadyExistsError(f"tag {name!r} is of another snapshot, {there}; delete it")
     return name
 
 
@@ -361,11 +356,11 @@ def _inline(table: ChunkTable, row: int) -> bytes:
 # --- kerchunk --------------------------------------------------------------------------------
 
 
-def _to_kerchunk(source: SnapshotSource, dest: Any, tag: str | None) -> tuple[str, str]:
+def _to_kerchunk(source: SnapshotSource, dest: Any) -> tuple[str, str]:
     """Write a JSON file of references; its path, and the tag that keeps what they refer to."""
     path = _local(source, dest, "file")
     _shared(source.storage.url)
-    documents, kept = source.documents(), _keep(source, tag)
+    documents, kept = source.documents(), _keep(source)
 
     def entries() -> Iterator[tuple[str, object]]:
         for key, data in documents:

@@ -92,13 +92,15 @@ def test_kerchunk_references_read_the_same(repo: zm.Repository, tmp_path: Path) 
 
 def test_a_tag_keeps_what_references_point_to(repo: zm.Repository, tmp_path: Path) -> None:
     session = repo.readonly_session()
-    zm.export(session, tmp_path / "refs.json", "kerchunk", tag="for-the-web")
+    report = zm.export(session, tmp_path / "refs.json", "kerchunk")
+    assert repo.list_tags()[report.tag] == session.snapshot_id
     due = values_in(session.store)
     with repo.transaction(message="delete everything") as store:
         sync(store.clear())
         zarr.create_group(store)
+    repo.create_tag(f"export-{repo.list_branches()['main']}", session.snapshot_id)
     with pytest.raises(AlreadyExistsError, match="another snapshot"):
-        zm.export(repo.readonly_session(), tmp_path / "new", "kerchunk", tag="for-the-web")
+        zm.export(repo.readonly_session(), tmp_path / "new", "kerchunk")
     assert not (tmp_path / "new").exists()
     repo.compact(mode="full")
     repo.expire_snapshots(keep_last=1)
