@@ -258,23 +258,21 @@ def _files(
         raise InvalidArgumentError("locations must be a sequence of URLs, not one string")
     n = len(locations)
     tags = [] if etags is None else ["" if etag is None else etag for etag in etags]
-    if etags is not None and len(tags) != n:
-        raise InvalidArgumentError(f"etags: expected {n}, one for each location, not {len(tags)}")
-    texts = [tag for tag in tags if isinstance(tag, str)]
-    joined = "".join(texts)
-    if len(texts) != len(tags) or not joined.isprintable():
-        raise InvalidArgumentError("etags must be strings without control characters, or None")
-    if "<=" in joined and any(bound_of(tag) is not None for tag in texts):
-        raise InvalidArgumentError("etags: one begins with <=; give the time as unchanged_since")
-    since = _column("unchanged_since", _ms(unchanged_since), n, -1, _MOST_OFFSET)
+    texts = [tag for tag in tags if isinstance(tag, str) and bound_of(tag) is None]
+    if len(texts) != (0 if etags is None else n) or not "".join(texts).isprintable():
+        raise InvalidArgumentError(
+            f"etags must be {n} strings, one for each location, without control characters, or "
+            "None; and for <= and a number give unchanged_since"
+        )
     if unchanged_since is not None:
-        bounds = [bound_etag(ms) if ms >= 0 else "" for ms in since.tolist()]
-        found = [*zip(texts or [""] * n, bounds, strict=True)]
-        if any(tag and bound for tag, bound in found):
+        since = _column("unchanged_since", _ms(unchanged_since), n, -1, _MOST_OFFSET).tolist()
+        texts = texts or [""] * n
+        if any(tag and ms >= 0 for tag, ms in zip(texts, since, strict=True)):
             raise InvalidArgumentError(
                 "unchanged_since: a file with an etag does not need it; pass -1 for that file"
             )
-        texts = [tag or bound for tag, bound in found]
+        bounds = [bound_etag(ms) if ms >= 0 else "" for ms in since]
+        texts = [tag or bound for tag, bound in zip(texts, bounds, strict=True)]
     names, container, paths = containers.locate_all(locations)
     return VirtualSources(
         names,
