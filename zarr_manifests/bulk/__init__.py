@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -66,8 +67,11 @@ if TYPE_CHECKING:
 
 __all__ = ["use_bulk"]
 
+_LOG: Final = logging.getLogger(__name__)
 _MOST_FEW: Final = 4
 _MOST_FEW_BYTES: Final = 64 * 1024
+_MOST_PARSED: Final = 1024
+_PARSED: Final[dict[bytes | None, Any]] = {}
 _HERE: Final[ContextVar[bool]] = ContextVar("zarr_manifests_here", default=False)
 
 
@@ -256,7 +260,10 @@ def _workspace_of(store: ManifestStore) -> Workspace | None:
 
 
 def _count(store: ManifestStore, name: str) -> None:
-    contents_of(store).context.meter.add(name)
+    meter = contents_of(store).context.meter
+    if name == "bulk_fallbacks" and not meter.read().bulk_fallbacks:
+        _LOG.info("chunks are read and written one by one, as %s does", FusedCodecPipeline.__name__)
+    meter.add(name)
 
 
 register_pipeline(BulkCodecPipeline)
@@ -326,12 +333,25 @@ def open_here(store: ManifestStore, path: str) -> zarr.Array[Any]:
     """
     contents = contents_of(store)
     node = contents.array_at(path)
-    is_v3 = V3_DOCUMENT in node.documents
-    for name in [V3_DOCUMENT] if is_v3 else [V2_ARRAY, V2_ATTRIBUTES]:
+    document, place = node.documents.get(V3_DOCUMENT), StorePath(store, node.path)
+    for name in [V2_ARRAY, V2_ATTRIBUTES] if document is None else [V3_DOCUMENT]:
         contents.find(join(node.path, name))
-    found = zarr.Array.from_dict(StorePath(store, node.path), document_of(node, V2_ARRAY))
+    if document in _PARSED:
+        found = zarr.Array(zarr.AsyncArray(metadata=_PARSED[document], store_path=place))
+    else:
+        found = zarr.Array.from_dict(place, document_of(node, V2_ARRAY))
+        keep_parsed(document, found.metadata)
     use_bulk(found)
     return found
+
+
+def keep_parsed(document: bytes | None, metadata: Any) -> None:
+    """Keep a parsed document for the next time that this process opens such an array."""
+    if document is None or getattr(metadata, "_stored_document", None) is not None:
+        return  # of format 2, or one that Zarr has yet to repair
+    if len(_PARSED) >= _MOST_PARSED:
+        _PARSED.clear()
+    _PARSED[document] = metadata
 
 
 def document_of(node: Node, of_v2: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from xarray.conventions import decode_cf_variable
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import StorePath
 
-from zarr_manifests.bulk import StoredArrays, document_of
+from zarr_manifests.bulk import StoredArrays, document_of, keep_parsed
 from zarr_manifests.decoding import REAL_CALENDARS
 from zarr_manifests.engine.overlay import SessionView, unrecorded
 from zarr_manifests.engine.view import ReadContext, SnapshotView
@@ -161,6 +161,8 @@ class StoredGroup(StoredArrays):
             metadata = metadata.update_shape(tuple(shape))
             for key, value in metadata.to_buffer_dict(default_buffer_prototype()).items():
                 store.set_sync(join(held.path, key), value)
+                if key == V3_DOCUMENT:
+                    keep_parsed(value.to_bytes(), metadata)  # for the next append
         path = StorePath(store, held.path)
         return zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=path, config=held.config))
 
