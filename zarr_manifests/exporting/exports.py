@@ -18,13 +18,12 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from itertools import batched
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import numpy as np
 from zarr.abc.store import Store
 from zarr.core.buffer import cpu
 from zarr.core.common import concurrent_foreach
@@ -46,8 +45,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
 )
 from zarr_manifests.exporting import Batch, SnapshotSource
-from zarr_manifests.format import chunk_table
-from zarr_manifests.format.chunk_table import ChunkTable, VirtualSource
+from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef, VirtualSource
 from zarr_manifests.format.manifest import NodeKind
 from zarr_manifests.keys import V3_DOCUMENT, ChunkKeys, absolute, join
 from zarr_manifests.progress import expect
@@ -306,29 +304,16 @@ def _keep(source: SnapshotSource) -> str:
     return name
 
 
-def _urls_of(source: SnapshotSource, table: ChunkTable) -> tuple[list[str], list[int]]:
-    """The files that chunks are in, as fsspec calls them; and which of them each chunk is in.
-
-    Inline chunks are in none: an empty text.
-    """
-    ids = (table.kind << 55) + (table.source << 30) + table.number
-    _, rows, at = np.unique(ids, return_index=True, return_inverse=True)
-    urls = []
-    for row in rows.tolist():
-        ref = table.ref(row)
-        if isinstance(ref, chunk_table.NativeRef):
-            root = _shared(source.storage.url)
-            if root.scheme == "file":
-                source.storage.head(ref.key)  # which refuses links
-            urls.append(_fsspec_url(VirtualLocation(root.scheme, root.root, ref.key)))
-        elif isinstance(ref, chunk_table.VirtualRef):
-            urls.append(_fsspec_url(_virtual_place(source, ref.source)))
-        else:
-            urls.append("")
-    return urls, at.tolist()
+def _object_url(source: SnapshotSource, key: str) -> str:
+    """The URL of an object of the repository."""
+    root = _shared(source.storage.url)
+    if root.scheme == "file":
+        source.storage.head(key)  # which refuses links
+    return _fsspec_url(VirtualLocation(root.scheme, root.root, key))
 
 
-def _virtual_place(source: SnapshotSource, file: VirtualSource) -> VirtualLocation:
+def _file_url(source: SnapshotSource, file: VirtualSource) -> str:
+    """The URL of a file elsewhere."""
     place = source.contents.context.containers.resolve(file)[1]
     if place.scheme == "file":
         inside = os.path.realpath(place.root).rstrip("/") + "/"
@@ -337,7 +322,7 @@ def _virtual_place(source: SnapshotSource, file: VirtualSource) -> VirtualLocati
                 f"{place.url} leads out of its container through a symbolic link, so nothing is "
                 "told to read there; export with format='zarr', or with a container of the target"
             )
-    return _shared(place.url)
+    return _fsspec_url(_shared(place.url))
 
 
 def _shared(url: str) -> VirtualLocation:
@@ -346,11 +331,6 @@ def _shared(url: str) -> VirtualLocation:
             f"chunks in {url} cannot be referred to from elsewhere; export with format='zarr'"
         )
     return VirtualLocation(*parse_location(url))
-
-
-def _inline(table: ChunkTable, row: int) -> bytes:
-    ref = table.ref(row)
-    return ref.data if isinstance(ref, chunk_table.InlineRef) else b""
 
 
 # --- kerchunk --------------------------------------------------------------------------------
@@ -362,15 +342,19 @@ def _to_kerchunk(source: SnapshotSource, dest: Any) -> tuple[str, str]:
     _shared(source.storage.url)
     documents, kept = source.documents(), _keep(source)
 
+    object_url, file_url = (cache(partial(each, source)) for each in (_object_url, _file_url))
+
     def entries() -> Iterator[tuple[str, object]]:
         for key, data in documents:
             yield key, _text(data)
         for node, table in source.tables():
-            urls, at = _urls_of(source, table)
-            for row, coords in enumerate(table.coords().tolist()):
-                url, length = urls[at[row]], table.length.item(row)
-                placed = [url, table.offset.item(row), length] if url and length else None
-                yield source.key(node, tuple(coords)), placed or _encoded(_inline(table, row))
+            for coords, ref in table.refs():
+                placed: object = _encoded(ref.data if isinstance(ref, InlineRef) else b"")
+                if isinstance(ref, NativeRef) and ref.length:
+                    placed = [object_url(ref.key), ref.offset, ref.length]
+                if isinstance(ref, VirtualRef):
+                    placed = [file_url(ref.source), ref.offset, ref.length]
+                yield source.key(node, coords), placed
             source.refer(table)
 
     with _staged(path) as new, new.open("x") as file:

@@ -38,7 +38,7 @@ FAULTS = [
     Fault(
         "an-export-names-objects-that-are-links",
         "exporting/exports.py",
-        "source.storage.head(ref.key)",
+        "source.storage.head(key)",
         "pass",
     ),
     Fault(
