@@ -60,8 +60,6 @@ _ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 _HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::([0-9]{1,5}))?")
 _ODD: Final = re.compile(r"[\x00-\x1f\x7f\\]")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-"""Names of files that are the same in a URL and in a path."""
 _MACHINE_SERVICES: Final = ipaddress.ip_network("fd00:ec2::/32")
 
 # --- locations -------------------------------------------------------------------------------
@@ -395,26 +393,11 @@ class Containers(Struct, frozen=True):
         return name, _below(self.places[name], path)
 
     def locate_all(self, urls: Sequence[object]) -> tuple[tuple[str, ...], Column, tuple[str, ...]]:
-        """Like `locate`, for many files: the containers, the number of each file's, the paths.
-
-        Each folder is looked at once: the container of a file with a plain name is that of any
-        other there.
-        """
+        """Like `locate`, for many files: the containers, the number of each file's, the paths."""
         names: dict[str, int] = {}
-        folders: dict[str, tuple[str, str]] = {}
-        containers, paths = [], []
-        for url in urls:
-            folder, _, file = url.rpartition("/") if isinstance(url, str) else ("", "", "")
-            if "://" in folder and _PLAIN.fullmatch(file):
-                if folder not in folders:
-                    folders[folder] = self.locate(f"{folder}/x")
-                name, other = folders[folder]
-                path = other[:-1] + file
-            else:
-                name, path = self.locate(url)
-            containers.append(names.setdefault(name, len(names)))
-            paths.append(path)
-        return tuple(names), np.array(containers, np.int64), tuple(paths)
+        located = [self.locate(url) for url in urls]
+        containers = [names.setdefault(name, len(names)) for name, _ in located]
+        return tuple(names), np.array(containers, np.int64), tuple(path for _, path in located)
 
     def source_at(self, url: str) -> VirtualSource:
         """The source that a location means, of which nothing is known."""
