@@ -67,6 +67,9 @@ def check_axes(box: Box, ndim: int) -> None:
         raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
 
 
+_FEW: Final = 8
+
+
 class TableSource(Struct, frozen=True, eq=False):
     """An object with chunk tables of one node, listed in the read list.
 
@@ -141,11 +144,10 @@ class LiveSources:
         self._places = [TablePlace(s, n) for s in self.sources for n in range(len(s.parts))]
         lasts = [cut.last for cut in cuts.values()] + [source.last for source in self.sources]
         self.oldest = min(lasts, default=0)
-        boxes = [part.box for source in self.sources for part in source.parts]
+        self._boxes = boxes = [part.box for source in self.sources for part in source.parts]
         self._axes = {box.ndim: box for box in boxes}
         if len(self._axes) == 1:
             self._lo, self._hi = corners(boxes, boxes[0].ndim)
-            self._last = np.array([place.source.last for place in self._places], np.int64)
 
     def since(self, after: int) -> int:
         """Return `after`, or 0 if all live deltas are newer: both then select the same deltas."""
@@ -166,10 +168,11 @@ class LiveSources:
         if not self._places:
             return Reach((), dropped < 0)
         self._check_axes(len(coords))
-        holds = ((self._lo <= coords) & (coords < self._hi)).all(axis=1) & (self._last > after)
         places: list[TablePlace] = []
-        for row in np.flatnonzero(holds)[::-1].tolist():
+        for row in reversed(self._holding_one(coords)):
             place = self._places[row]
+            if place.source.last <= after:
+                continue
             if place.source.position < dropped:
                 break
             places.append(place)
@@ -177,6 +180,14 @@ class LiveSources:
             if part.count == part.box.size:
                 return Reach(tuple(places), base=False)
         return Reach(tuple(places), dropped < 0)
+
+    def _holding_one(self, coords: Coords) -> Sequence[int]:
+        """The numbers of the tables whose boxes hold the chunk, from the oldest to the newest."""
+        if len(self._boxes) <= _FEW:  # which numpy takes longer for
+            return [row for row, box in enumerate(self._boxes) if coords in box]
+        holds = ((self._lo <= coords) & (coords < self._hi)).all(axis=1)
+        found: list[int] = np.flatnonzero(holds).tolist()
+        return found
 
     def holding(self, coords: IndexArray, after: int) -> list[TableSource]:
         """The sources newer than `after` that may have any of these chunks, oldest first.
