@@ -27,11 +27,7 @@ import xarray as xr
 from rich.console import Console
 
 from zarr_manifests import repositories
-from zarr_manifests.errors import (
-    AlreadyExistsError,
-    JavaNotFoundError,
-    ManifestsError,
-)
+from zarr_manifests.errors import AlreadyExistsError, JavaNotFoundError, ManifestsError
 from zarr_manifests.metrics import process_totals
 from zarr_manifests.repository import Repository
 from zarr_manifests.runtime import SYSTEM
@@ -232,10 +228,7 @@ class Demo:
                 with _measured() as rest:
                     others = found.isel(time=slice(None, -1)).load()
                 if not xr.concat([others, last], dim="time").identical(self._until(months)):
-                    raise CheckFailedError(
-                        f"{version} in {self._at / 'winds'} does not hold the {months} months "
-                        "that were written"
-                    )
+                    raise CheckFailedError(f"{version} does not hold the {months} months written")
                 self._say(f"{name}, {months} months, {_SAME}")
                 self._say(f"  open, with coordinates: {_told(opening)}")
                 self._say(f"  u and v of one month:   {_told(one)}")
@@ -251,9 +244,8 @@ class Demo:
         if found.attrs["chunks_read"] or not np.allclose(found["mean"], expected, 1e-12, 0):
             raise CheckFailedError("statistics say other yearly means of u than xarray computes")
         whole = bytes_text(repositories.open(place).du(path="u").total.nbytes)
-        self._say(
-            f"{len(expected)} yearly means of u, by statistics: {_told(cost)}; all of u: {whole}"
-        )
+        what = f"{len(expected)} yearly means of u, by statistics"
+        self._say(f"{what}: {_told(cost)}; all of u: {whole}")
 
     def _spark(self) -> None:
         with warnings.catch_warnings(), self._step("Compute the mean wind speed on Spark"):
