@@ -6,7 +6,6 @@ Names are imported when they are used: `import zarr_manifests` alone loads neith
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from zarr_manifests.ondemand import on_demand
@@ -76,27 +75,10 @@ _HOMES: Final = {
 _found = on_demand(__name__, *_MODULES, **_HOMES)
 
 
-def _accessor(ds: Any) -> Any:
-    from zarr_manifests.xarray.backend import DatasetAccessor
-
-    return DatasetAccessor(ds)
-
-
-def _offer_accessor() -> None:
-    """Register `ds.zm` if xarray is imported, which this does not do."""
-    xr: Any = sys.modules.get("xarray")
-    if hasattr(xr, "register_dataset_accessor") and not hasattr(xr.Dataset, "zm"):
-        xr.register_dataset_accessor("zm")(_accessor)
-
-
 def __getattr__(name: str) -> Any:
-    _offer_accessor()
     globals()[name] = found = _found(name)
     return found
 
 
 def __dir__() -> list[str]:
     return sorted({"__version__", *__all__, *_MODULES})
-
-
-_offer_accessor()

@@ -251,7 +251,7 @@ class _Bundles(dict[Any, int]):
 
 
 class DatasetAccessor:
-    """What `ds.zm` of a dataset is.
+    """What `ds.zm` of a dataset is, once the engine has opened one.
 
     Parameters
     ----------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,13 +48,11 @@ SELECTIONS: list[Callable[[xr.Dataset], xr.Dataset]] = [
 ]
 
 
-def test_datasets_offer_it_without_another_import(
-    repo: zm.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(xr.Dataset, "zm")
-    monkeypatch.delattr(zm, "create", raising=False)
-    zm.create("memory://offered")
-    assert opened(repo).zm.summarize("t")["count"].item() == 119
+def test_the_engine_brings_it(tmp_path: Path) -> None:
+    zm.write(xr.Dataset({"t": ("x", [1.0, 2.0])}), tmp_path / "repo")
+    opens = f"xr.open_dataset({str(tmp_path / 'repo')!r}, engine='zarr_manifests', cache=False)"
+    told = f"import xarray as xr; print({opens}.zm.summarize('t')['sum'].item())"
+    assert subprocess.check_output([sys.executable, "-c", told], text=True) == "3.0\n"
 
 
 @pytest.mark.parametrize("number", range(len(SELECTIONS)))
