@@ -453,8 +453,7 @@ class _IcechunkHistory:
         self.context, self.files, self._refs = context, files, Refs(context)
         self.ours: dict[str, str] = {}
         self._names: dict[str, str | None] = {}
-        self._due: set[str] = set()
-        self._first, self._total = "", 0
+        self._first, self._done = "", 0
 
     def run(self) -> dict[str, str]:
         """Import the branches, the default one first, since others may continue it; then the tags.
@@ -470,20 +469,19 @@ class _IcechunkHistory:
         lineages = {name: files.lineage(files.branches[name]) for name in names}
         tagged = [files.lineage(snapshot) for snapshot in files.tags.values()]
         every = {each.id for lineage in (*lineages.values(), *tagged) for each in lineage}
-        self._due = every - self.ours.keys()
-        self._total = len(self._due)
-        expect("snapshots", self._total)
-        self._tell()
+        expect("snapshots", len(every - self.ours.keys()))
+        tell("snapshots", 0)
         for name, lineage in lineages.items():
             self._import_branch(name, lineage)
         for tag, snapshot in sorted(files.tags.items()):
             self._import_tag(tag, snapshot)
         return self.ours
 
-    def _tell(self, *done: str) -> None:
-        """Tell how many of the snapshots that were due are there, with these."""
-        self._due.difference_update(done)
-        tell("snapshots", self._total - len(self._due))
+    def _note(self, snapshot: str, ours: str) -> None:
+        """Note what a snapshot has become."""
+        self.ours[snapshot] = ours
+        self._done += 1
+        tell("snapshots", self._done)
 
     def _find_ours(self) -> None:
         """Find what was imported before, and the first snapshot of the repository."""
@@ -519,8 +517,7 @@ class _IcechunkHistory:
         files = self.files
         root = lineage[0].id
         if root not in self.ours and not files.nodes(root) and self._first:
-            self.ours[root] = self._first  # both are where a history begins, and empty
-            self._tell(root)
+            self._note(root, self._first)  # both are where a history begins, and empty
         known = [at for at, each in enumerate(lineage) if each.id in self.ours]
         begin = known[-1] if known else -1
         self._place(name, [lineage[at].id for at in known])
@@ -540,15 +537,15 @@ class _IcechunkHistory:
         for each in due:
             after = files.nodes(each.id)
             apply_snapshot(commits.writer.workspace, files, before, after)
-            self.ours[each.id] = commits.commit(
+            made = commits.commit(
                 each.message if each.message.strip() else f"icechunk snapshot {each.id}",
                 _metadata(each, commits.writer.workspace.keys),
                 rebase=False,
                 allow_empty=True,
             )
-            self._names[self.ours[each.id]] = each.id
+            self._names[made] = each.id
+            self._note(each.id, made)
             before = after
-            self._tell(each.id)
 
     def _place(self, name: str, known: Sequence[str]) -> None:
         """See that the branch is at the last of the known snapshots, having been at one of them."""
@@ -587,10 +584,6 @@ class _IcechunkHistory:
 
 
 def _metadata(snapshot: icechunk.SnapshotInfo, keys: SessionKeys) -> dict[str, Any]:
-    own = {_NAME: snapshot.id, _TIME: _written(snapshot), _BY: lineage_of(keys.session_id)}
+    written = snapshot.written_at.isoformat(timespec="microseconds")
+    own = {_NAME: snapshot.id, _TIME: written, _BY: lineage_of(keys.session_id)}
     return {**snapshot.metadata, **own}
-
-
-def _written(snapshot: icechunk.SnapshotInfo) -> str:
-    """When the snapshot was written; of two texts, the earlier time comes first."""
-    return snapshot.written_at.isoformat(timespec="microseconds")
