@@ -29,7 +29,7 @@ from zarr_manifests.repository import containers_of
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
-from zarr_manifests.virtual.containers import Containers, VirtualContainer, container_of
+from zarr_manifests.virtual.containers import Containers, VirtualContainer
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 DATA = np.arange(64, dtype="u1")
@@ -261,8 +261,8 @@ def _no_credentials() -> None:
         (lambda: VirtualContainer("/b", credentials=_no_credentials), ConfigError),
         (lambda: VirtualContainer("ftp://b/x"), UnsupportedStorageError),
         (lambda: VirtualContainer(f"https:me:{PLANTED}@b"), InvalidArgumentError),
-        (lambda: container_of(5), InvalidArgumentError),
-        (lambda: container_of({"region": "x"}), InvalidArgumentError),
+        (lambda: Containers.of({"a": 5}), InvalidArgumentError),
+        (lambda: Containers.of({"a": {"url": "s3://b"}}), InvalidArgumentError),
         (lambda: VirtualContainer("s3://b", secret_key=PLANTED), ConfigError),
     ],
 )

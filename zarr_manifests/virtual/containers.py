@@ -274,21 +274,6 @@ class VirtualContainer:
         return cast("ObjectStorage", from_url(f"{scheme}://{path.partition('/')[0]}", **options))
 
 
-def container_of(given: object) -> VirtualContainer:
-    """The container that a value means: itself, its URL, or its path.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is none of these.
-    """
-    if isinstance(given, VirtualContainer):
-        return given
-    if isinstance(given, str | os.PathLike):
-        return VirtualContainer(given)
-    raise InvalidArgumentError("a virtual container is a VirtualContainer, a URL or a path")
-
-
 @lru_cache(maxsize=64)
 def check_reachable(container: VirtualContainer) -> None:
     """Refuse a web server whose name leads to this machine or to a link-local address.
@@ -323,8 +308,8 @@ class Containers(Struct, frozen=True):
     saved: Mapping[str, str] = {}
 
     @staticmethod
-    def of(given: Mapping[str, object] | None) -> Containers:
-        """Build containers from what `container_of` takes, by name.
+    def of(given: Mapping[str, Any] | None) -> Containers:
+        """Build containers from `VirtualContainer`, or what one is made of, by name.
 
         Raises
         ------
@@ -341,7 +326,10 @@ class Containers(Struct, frozen=True):
                 "virtual containers have names: give a mapping such as "
                 f'{{"era5": "s3://era5-pds"}}, not a {type(given).__name__}'
             )
-        places = {check_container_name(name): container_of(v) for name, v in (given or {}).items()}
+        places = {}
+        for name, one in (given or {}).items():
+            own = one if isinstance(one, VirtualContainer) else VirtualContainer(one)
+            places[check_container_name(name)] = own
         return Containers(places)
 
     def with_saved(self, saved: Sequence[SavedContainer], authorize: Authorized) -> Containers:
