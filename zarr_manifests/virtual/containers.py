@@ -432,9 +432,7 @@ class Containers(Struct, frozen=True):
             where = "below no container that this repository was opened with"
             how = "virtual_containers={<a name>: <URL of a folder above it>}"
             if self.saved:
-                how += (
-                    f", or, if the file is in a container that is saved, authorize={[*self.saved]}"
-                )
+                how += f" or, if a saved container has it, with authorize={[*self.saved]}"
         raise VirtualContainerError(
             f"a chunk lies in the file {file}, {where}: open it with {how} if you trust it to read "
             "there"
