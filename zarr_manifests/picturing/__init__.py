@@ -15,6 +15,7 @@ from zarr_manifests.texts import bytes_text, count_text
 
 _WIDE: Final = 4
 """So many times the columns of a square picture fit, where there are few rows."""
+_LINE: Final = 60
 _FEW: Final = 24
 _MANY: Final = 64
 
@@ -198,6 +199,9 @@ def as_table(found: ChunkMap, changed: IndexArray | None, chunk_shape: Coords) -
     text = f"chunks along {names[1]}" if width > 1 else "one chunk"
     if height > 1:
         text = f"rows are {names[0]}, columns are {names[1]}"
+    elif width > _LINE:
+        lines = [lines[0][at : at + _LINE] for at in range(0, width, _LINE)]
+        text += ", line by line"
     most = int(folding.whole.max(initial=0))
     if most > 1:
         text += f"; each cell stands for up to {count_text(most, 'chunk')}"

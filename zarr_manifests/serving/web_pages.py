@@ -49,6 +49,7 @@ _MOST_CHANGED: Final = 2_000_000
 """Changed chunks of a commit; of more, the page does not say which they are."""
 _TITLES: Final = {404: "Not found", 410: "No longer here", 400: "Not understood"}
 _SIDE: Final = 48
+_LONG_SIDE: Final = 384  # four times as many cells in a row, which fill 26 lines
 
 
 class Pages:
@@ -284,8 +285,10 @@ class _ShownArray(Struct, frozen=True):
         return cls(opened, node, node.array_meta)
 
     def chunk_map(self) -> ChunkMap:
+        # A grid that is long in one direction only gets many lines.
+        side = _LONG_SIDE if sum(n > 1 for n in self.meta.grid.hi) <= 1 else _SIDE
         contents = self.opened.contents
-        return contents.guarded(partial(chunk_map, contents, self.node.path, _SIDE))
+        return contents.guarded(partial(chunk_map, contents, self.node.path, side))
 
     def changed(self, diff: Diff | None) -> IndexArray | None:
         """The coordinates of its changed chunks, without those beyond its grid."""
