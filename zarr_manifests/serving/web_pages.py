@@ -7,7 +7,9 @@ value, and URLs through `quote`. Links name snapshots by id, so that what they s
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -21,8 +23,9 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
+from xarray.backends.zarr import FillValueCoder
 
-from zarr_manifests.display import attributes_of, hierarchy
+from zarr_manifests.display import attributes_of, fields_of, hierarchy
 from zarr_manifests.engine.chunk_statistics import chunk_map
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError, plain_text
 from zarr_manifests.format.manifest import Node
@@ -362,7 +365,11 @@ def _facts(array: _ShownArray) -> list[tuple[str, str]]:
 
 
 def _attributes(array: _ShownArray) -> list[tuple[str, str]]:
-    return [(str(key), _value(value)) for key, value in attributes_of(array.node).items()]
+    found = attributes_of(array.node)
+    with suppress(KeyError, TypeError, ValueError, OverflowError, struct.error):
+        fill = FillValueCoder.decode(found["_FillValue"], fields_of(array.node)["data_type"])
+        found = {**found, "_FillValue": fill}
+    return [(str(key), _value(value)) for key, value in found.items()]
 
 
 def _value(value: object, most: int = _VALUE, indent: int | None = None) -> str:
