@@ -2,8 +2,8 @@
 
 What is refused, and when: texts over 1 MiB before anything is parsed; anchors, aliases and tags
 at the first one, so nothing is ever larger than its text; nesting, the number of values and long
-scalars as soon as a bound is passed; keys that are given twice; more than one document. Events
-are read one by one and put together here. Scalars mean what they mean to PyYAML's safe loader.
+scalars as soon as a bound is passed; keys that are given twice; more than one document. All events
+are looked at before PyYAML makes nodes of them. Scalars mean what they mean to its safe loader.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 import yaml
+from yaml.constructor import SafeConstructor
 
 from zarr_manifests.errors import ConfigError, plain_text
 from zarr_manifests.texts import shown, spelled
@@ -38,9 +39,11 @@ def load_yaml(text: str | bytes) -> tuple[Any, Mapping[str, int]]:
         raise ConfigError(
             [f"the text is longer than {MAX_TEXT_BYTES:,} bytes; this is not a configuration"]
         )
-    reading = _Reading(yaml.parse(text, Loader=_PARSER))
+    lines: dict[str, int] = {}
     try:
-        return reading.document(), reading.lines
+        _check(yaml.parse(text, Loader=_PARSER))
+        node = yaml.compose(text, Loader=_PARSER)
+        return None if node is None else _value(node, "", lines), lines
     except (yaml.YAMLError, UnicodeError) as error:
         reason = " ".join(re.sub('in "<.+ string>", ', "at ", str(error)).split())[:200]
         raise ConfigError([f"this is not YAML: {reason}"]) from error
@@ -84,73 +87,53 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(list, _Dumper.represent_list)
 
 
-class _Reading:
-    """Puts together what events say; `lines` has the line of each place, such as `a.b[0]`."""
-
-    def __init__(self, events: Iterator[Any]) -> None:
-        self.lines: dict[str, int] = {}
-        self._events = events
-        self._values = 0
-        self._scalars: Any = yaml.SafeLoader("")
-
-    def document(self) -> Any:
-        """What the only document holds; None if there is none."""
-        found, documents = None, 0
-        for event in self._events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    _refuse(event, "a second document begins; one is allowed")
-                found = self._value(next(self._events), "", 0)
-        return found
-
-    def _value(self, event: Any, place: str, depth: int) -> Any:
-        """The value that begins with the event."""
-        self._values += 1
-        if isinstance(event, yaml.AliasEvent):
-            _refuse(event, f"an alias (*{event.anchor}); write the value out")
-        if self._values > _MAX_VALUES:
+def _check(events: Iterator[Any]) -> None:
+    """Refuse what is not allowed at the first event of it."""
+    values = depth = 0
+    for event in events:
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        values += 1
+        if values > _MAX_VALUES:
             _refuse(event, f"more than {_MAX_VALUES:,} values")
-        if event.anchor is not None:
-            _refuse(event, f"an anchor (&{event.anchor}); write values out where they are due")
+        if event.anchor is not None:  # of an alias, too
+            _refuse(event, f"an anchor or alias ({event.anchor}); write the value out")
         if event.tag is not None:
             _refuse(event, f"a tag ({event.tag}); remove it")
-        if isinstance(event, yaml.ScalarEvent):
-            return self._scalar(event)
-        if depth >= _MAX_DEPTH:
-            _refuse(event, f"nested more than {_MAX_DEPTH} deep")
-        read = self._map if isinstance(event, yaml.MappingStartEvent) else self._list
-        return read(place, depth + 1)
-
-    def _list(self, place: str, depth: int) -> list[Any]:
-        found: list[Any] = []
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            at = f"{place}[{len(found)}]"
-            self.lines[at] = event.start_mark.line + 1
-            found.append(self._value(event, at, depth))
-        return found
-
-    def _map(self, place: str, depth: int) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            if isinstance(event, yaml.CollectionStartEvent):
-                _refuse(event, "a key is a map or a list; quote it if it is text")
-            key = self._value(event, place, depth)
-            if key in found:
-                _refuse(event, f"the key {shown(key)} is given twice; keep one")
-            at = f"{place}.{spelled(key)}".removeprefix(".")
-            self.lines[at] = event.start_mark.line + 1
-            found[key] = self._value(next(self._events), at, depth)
-        return found
-
-    def _scalar(self, event: Any) -> Any:
-        if len(event.value) > _MAX_SCALAR_CHARS:
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                _refuse(event, f"nested more than {_MAX_DEPTH} deep")
+        elif len(event.value) > _MAX_SCALAR_CHARS:
             _refuse(event, f"a value of more than {_MAX_SCALAR_CHARS:,} characters")
-        tag = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)
+
+
+def _value(node: Any, place: str, lines: dict[str, int]) -> Any:
+    """The value of a node; `lines` gets the line of each place in it, such as `a.b[0]`."""
+    if isinstance(node, yaml.SequenceNode):
+        values = []
+        for i, each in enumerate(node.value):
+            lines[f"{place}[{i}]"] = each.start_mark.line + 1
+            values.append(_value(each, f"{place}[{i}]", lines))
+        return values
+    if isinstance(node, yaml.ScalarNode):
         try:
-            return self._scalars.construct_object(yaml.ScalarNode(tag, event.value))
+            return SafeConstructor().construct_object(node)
         except (ValueError, OverflowError, yaml.YAMLError):
-            _refuse(event, f"{shown(event.value)} has no meaning; quote it if it is text")
+            _refuse(node, f"{shown(node.value)} has no meaning; quote it if it is text")
+    found: dict[Any, Any] = {}
+    for name, value in node.value:
+        if not isinstance(name, yaml.ScalarNode):
+            _refuse(name, "a key is a map or a list; quote it if it is text")
+        key = _value(name, place, lines)
+        if key in found:
+            _refuse(name, f"the key {shown(key)} is given twice; keep one")
+        at = f"{place}.{spelled(key)}".removeprefix(".")
+        lines[at] = name.start_mark.line + 1
+        found[key] = _value(value, at, lines)
+    return found
 
 
 def _refuse(event: Any, problem: str) -> NoReturn:

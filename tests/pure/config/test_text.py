@@ -57,7 +57,7 @@ def test_what_would_take_much_is_refused_at_once(
         ("commits: {}\ncommits: {}", "line 2, column 1: the key 'commits' is given twice"),
         ("1: a\n0x1: b", "line 2, column 1: the key 1 is given twice"),
         ("? [a]\n: b", "a key is a map or a list"),
-        ("a: 1\n---\nb: 2", "line 2, column 1: a second document"),
+        ("a: 1\n---\nb: 2", "another document at line 2, column 1"),
         ("a: [1, 2", "not YAML"),
         ("pack-bytes: 0x" + "f" * 4_000, "pack-bytes"),
     ],
