@@ -31,7 +31,7 @@ from zarr_manifests.store import ManifestStore, finish_writes, freeze_store, wor
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
     from zarr_manifests.engine.chunk_statistics import ChunkStatistics
-    from zarr_manifests.reports import ChunkSelection, Status, Usage
+    from zarr_manifests.reports import ChunkSelection, Diff, Usage
 
 _SHOWN_CHARS: Final = 500
 _GAP_BYTES: Final = 64 * 1024
@@ -208,7 +208,7 @@ class Session:
             return ManifestStore(self._contents, read_only=True)
         return ManifestStore(self._commits.writer.workspace, read_only=False)
 
-    def status(self) -> Status:
+    def status(self) -> Diff:
         """The uncommitted changes, by path; false if there are none."""
         return status_of(self._contents)
 

@@ -631,7 +631,7 @@ def test_a_missing_log_fails_closed(kind: str) -> None:
     for go_on in (lambda: session.rebase("ours"), lambda: session.commit("mine", rebase="ours")):
         with pytest.raises(CorruptObjectError, match=key):
             go_on()
-    assert session.status().chunks == {"/a": 1}
+    assert len(session.status().chunks["/a"]) == 1
 
 
 def v2(name: str, **changed: Any) -> Action:

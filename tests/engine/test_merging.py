@@ -200,7 +200,7 @@ def test_a_fork_frozen_twice_and_merged_twice_counts_once(
     session.merge(half, half)
     session.merge(sent(half), write(fork, 10, 11))
     session.merge(write(sent(sent(fork)), MANY - 1, MANY))
-    assert session.status().chunks == {"/a": 2 * many + 1}
+    assert len(session.status().chunks["/a"]) == 2 * many + 1
     session.commit("once")
     assert repository.du(estimate=True).total.chunks == 2 * many + 1
     assert repository.verify().ok

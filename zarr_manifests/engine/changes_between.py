@@ -262,22 +262,8 @@ def _difference(
     for node_id, shape in ((i, shape) for delta in deltas for i, shape in delta.truncated.items()):
         if node_id in paths and node_id in before.by_id:
             cuts[node_id] = narrower(cuts.get(node_id), shape) or shape
-    arrays = {
-        absolute(path): node.array
-        for path, node in after.nodes.items()
-        if node.array is not None and absolute(path) in chunks
-    }
-    return Diff(
-        changed.created,
-        changed.updated,
-        changed.deleted,
-        dict(sorted(chunks.items())),
-        changed.moved,
-        {paths[node_id]: shape for node_id, shape in cuts.items()},
-        {path: array.grid.shape for path, array in arrays.items()},
-        {p: tuple(a.dimension_names) for p, a in arrays.items() if a.dimension_names},
-        changed.fields,
-    )
+    truncated = {paths[node_id]: shape for node_id, shape in cuts.items()}
+    return Diff.of(changed, dict(sorted(chunks.items())), truncated, after.nodes.values())
 
 
 # --- cells of arrays ----------------------------------------------------------------------------

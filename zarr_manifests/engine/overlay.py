@@ -67,7 +67,7 @@ from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 from zarr_manifests.storage.metered import metered, place_of
 
 if TYPE_CHECKING:
-    from zarr_manifests.reports import Status, Usage
+    from zarr_manifests.reports import Diff, Usage
     from zarr_manifests.storage import Storage
 
 type Entry = InlineRef | NativeRef | VirtualRef
@@ -580,13 +580,11 @@ def node_path(path: object) -> str:
 
 _AT_ONCE: Final = 256
 _NAMED: Final = 3
-_CHUNKS: Final = 100
-"""So many chunks of an array are named."""
 
 
-def status_of(contents: SessionView) -> Status:
+def status_of(contents: SessionView) -> Diff:
     """The uncommitted changes; no chunk is read."""
-    from zarr_manifests.reports import Status  # rarely needed, and many classes
+    from zarr_manifests.reports import Diff  # rarely needed, and many classes
 
     with contents.lock:
         view, changes = contents.view, contents.changes.copy()
@@ -595,22 +593,13 @@ def status_of(contents: SessionView) -> Status:
     paths = {node.node_id: absolute(node.path) for node in nodes.values()}
     touched = sorted((paths[node], node) for node in changes.touched() if node in paths)
     found = ((path, changes.table(node)) for path, node in touched)
-    tables = {path: table for path, table in found if table is not None}
-    named = {path: table.coords()[:_CHUNKS].tolist() for path, table in tables.items()}
-    return Status(
-        changed.created,
-        changed.updated,
-        changed.deleted,
-        {path: len(table) for path, table in tables.items()},
-        changed.moved,
-        {
-            paths[node]: shape
-            for node, shape in changes.truncated.items()
-            if node in paths and view.by_id.get(node) is not None
-        },
-        {path: tuple(map(tuple, coords)) for path, coords in named.items()},
-        changed.fields,
-    )
+    chunks = {path: table.coords() for path, table in found if table is not None}
+    truncated = {
+        paths[node]: shape
+        for node, shape in changes.truncated.items()
+        if node in paths and view.by_id.get(node) is not None
+    }
+    return Diff.of(changed, chunks, truncated, nodes.values())
 
 
 def summary(contents: SessionView) -> str:

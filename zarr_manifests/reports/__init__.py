@@ -35,7 +35,6 @@ from zarr_manifests.reports.version_reports import (
     LoggedOperation,
     MergeReport,
     SnapshotInfo,
-    Status,
     ValueChanges,
 )
 
@@ -66,7 +65,6 @@ __all__ = [
     "RewriteReport",
     "SnapshotInfo",
     "StatisticsReport",
-    "Status",
     "Usage",
     "ValueChanges",
     "VerifyReport",

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from zarr_manifests.errors import Conflict, ManifestsError
+from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import HistoryEntries, numbers_at
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.planning.components import Fields
+from zarr_manifests.keys import absolute
+from zarr_manifests.planning.components import ChangedNodes, Fields
 from zarr_manifests.report import Report, plain
 from zarr_manifests.texts import count_text, time_text, written_text
 
@@ -206,30 +208,16 @@ class Ancestry(Iterator[SnapshotInfo]):
         return html("History", *graph_lines(rows), *older)
 
 
-class _Changes[Chunks](Report, Struct, frozen=True):
-    """What differences and uncommitted changes have in common."""
-
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    chunks: Mapping[str, Chunks]
-    moved: Mapping[str, str] = {}
-    truncated: Mapping[str, Coords] = {}
-
-    def __bool__(self) -> bool:
-        listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
-        return any(listed)
-
-
-class Diff(_Changes[IndexArray], frozen=True):
-    """What changed from one snapshot to a later one.
+class Diff(Report, Struct, frozen=True, eq=False):
+    """What changed from one snapshot to a later one, or in a session; false if nothing has.
 
     Parameters
     ----------
     created, updated, deleted : tuple of str
         Absolute paths; a node that was deleted and made again is in both lists.
     chunks : mapping of str to int64[n, ndim]
-        Coordinates of the chunks written or removed, by absolute path, sorted.
+        Coordinates of the chunks written or removed, by absolute path, sorted; a key that belongs
+        to no array is one chunk.
     moved : mapping of str to str
         New path by old; these are neither created nor deleted, but updated if their metadata
         changed too.
@@ -246,15 +234,53 @@ class Diff(_Changes[IndexArray], frozen=True):
         `attributes.units`, with their values before and after; None where there was none.
     """
 
+    created: tuple[str, ...]
+    updated: tuple[str, ...]
+    deleted: tuple[str, ...]
+    chunks: Mapping[str, IndexArray]
+    moved: Mapping[str, str] = {}
+    truncated: Mapping[str, Coords] = {}
     grids: Mapping[str, Coords] = {}
     dimensions: Mapping[str, tuple[str | None, ...]] = {}
     fields: Mapping[str, Fields] = {}
 
+    @classmethod
+    def of(
+        cls,
+        changed: ChangedNodes,
+        chunks: Mapping[str, IndexArray],
+        truncated: Mapping[str, Coords],
+        nodes: Iterable[Node],
+    ) -> Diff:
+        """The changes that have led to these nodes."""
+        touched = [node for node in nodes if absolute(node.path) in chunks]
+        arrays = {absolute(node.path): node.array for node in touched if node.array is not None}
+        return cls(
+            **asdict(changed),
+            chunks=chunks,
+            truncated=truncated,
+            grids={path: array.grid.shape for path, array in arrays.items()},
+            dimensions={p: a.dimension_names for p, a in arrays.items() if a.dimension_names},
+        )
+
+    def __bool__(self) -> bool:
+        listed = self.created, self.updated, self.deleted, self.chunks, self.moved, self.truncated
+        return any(listed)
+
     def _lines(self) -> Iterator[str]:
-        chunks = self.chunks.items()
-        shown = slice(_SHOWN_CHUNKS)
-        counted = ((path, len(at), map(tuple, at[shown].tolist())) for path, at in chunks)
-        return _listed(self, counted)
+        if not self:
+            yield "no changes"
+        yield from (f"+ {path}" for path in self.created)
+        for path in self.updated:
+            yield f"~ {path}"
+            yield from field_lines(self.fields.get(path, {}))
+        yield from (f"- {path}" for path in self.deleted)
+        for path in sorted({*self.created}.intersection(self.deleted)):
+            yield f"  {path}: made again, so all that it held before is gone"
+        yield from (f"> {old} to {new}" for old, new in moved_tops(self.moved).items())
+        yield from (f"  {path}: cut to {shape} chunks" for path, shape in self.truncated.items())
+        for path, at in self.chunks.items():
+            yield f"  {path}: {_chunks_text(at)}"
 
     def plot(self) -> npt.NDArray[np.object_]:
         """Draw which chunks of each array changed, and return the axes.
@@ -303,30 +329,13 @@ def field_lines(fields: Fields) -> Iterator[str]:
         yield f"    {name}: {f'{after} added' if was is None else gone}"
 
 
-def _listed(
-    changes: Diff | Status, chunks: Iterable[tuple[str, int, Iterable[Coords]]]
-) -> Iterator[str]:
-    """Changes as lines; of the chunks of each array, how many there are and the first of them."""
-    if not changes:
-        yield "no changes"
-    yield from (f"+ {path}" for path in changes.created)
-    for path in changes.updated:
-        yield f"~ {path}"
-        yield from field_lines(changes.fields.get(path, {}))
-    yield from (f"- {path}" for path in changes.deleted)
-    for path in sorted({*changes.created}.intersection(changes.deleted)):
-        yield f"  {path}: made again, so all that it held before is gone"
-    yield from (f"> {old} to {new}" for old, new in moved_tops(changes.moved).items())
-    yield from (f"  {path}: cut to {shape} chunks" for path, shape in changes.truncated.items())
-    for path, count, first in sorted(chunks):
-        yield f"  {path}: {_chunks_text(count, first)}"
-
-
-def _chunks_text(count: int, first: Iterable[Coords]) -> str:
+def _chunks_text(chunks: IndexArray) -> str:
     """How many chunks, and the first of them."""
-    shown = [str(at) for at in islice(first, _SHOWN_CHUNKS) if at]
-    told = f": {', '.join(shown)}{', ...' if count > len(shown) else ''}" if shown else ""
-    return f"{count_text(count, 'chunk')}{told}"
+    told = count_text(len(chunks), "chunk")
+    if chunks.shape[1] == 0:  # it has no coordinates
+        return told
+    first = ", ".join(str(tuple(at)) for at in chunks[:_SHOWN_CHUNKS].tolist())
+    return f"{told}: {first}{', ...' if len(chunks) > _SHOWN_CHUNKS else ''}"
 
 
 class ValueChanges(Report, Struct, frozen=True, eq=False):
@@ -366,36 +375,6 @@ class ValueChanges(Report, Struct, frozen=True, eq=False):
         yield f"{self.path}: {count_text(self.cells, 'changed cell')} in {chunks}"
         if self.minimum is not None:
             yield f"  by {self.minimum:g} to {self.maximum:g}"
-
-
-class Status(_Changes[int], frozen=True):
-    """The uncommitted changes of a session.
-
-    Parameters
-    ----------
-    created, updated, deleted : tuple of str
-        Absolute paths of nodes; a node that was deleted and made again is created and deleted.
-    chunks : mapping of str to int
-        Number of chunks written or removed, by absolute path; a key that belongs to no array is one
-        chunk.
-    moved : mapping of str to str
-        New path by old; these are neither created nor deleted.
-    truncated : mapping of str to tuple of int
-        Of arrays of the snapshot that were made smaller, or whose chunks were moved, though they
-        may have grown again since: the shape of the chunk grid beyond which all chunks went.
-    coordinates : mapping of str to tuple of tuple of int
-        The first 100 of these chunks in C order, by absolute path.
-    fields : mapping of str to mapping
-        Of the nodes in `updated`, as in `Diff`.
-    """
-
-    coordinates: Mapping[str, tuple[Coords, ...]] = {}
-    fields: Mapping[str, Fields] = {}
-
-    def _lines(self) -> Iterator[str]:
-        named, counts = self.coordinates, self.chunks.items()
-        chunks = ((path, count, named.get(path, ())) for path, count in counts)
-        return _listed(self, chunks)
 
 
 class MergeReport(Report, Struct, frozen=True):
