@@ -93,13 +93,15 @@ def _check(events: Iterator[Any]) -> None:
     for event in events:
         if isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if not isinstance(event, yaml.NodeEvent):
+        if isinstance(event, yaml.AliasEvent):
+            _refuse(event, f"an alias (*{event.anchor}); write the value out")
+        if not isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
             continue
         values += 1
         if values > _MAX_VALUES:
             _refuse(event, f"more than {_MAX_VALUES:,} values")
-        if event.anchor is not None:  # of an alias, too
-            _refuse(event, f"an anchor or alias ({event.anchor}); write the value out")
+        if event.anchor is not None:
+            _refuse(event, f"an anchor (&{event.anchor}); write values out where they are due")
         if event.tag is not None:
             _refuse(event, f"a tag ({event.tag}); remove it")
         if isinstance(event, yaml.CollectionStartEvent):
