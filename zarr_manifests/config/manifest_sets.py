@@ -62,22 +62,11 @@ def _compiled(regex: str) -> Any:
     return re2.compile(regex, options)
 
 
-def matches_path(regex: str, path: str) -> bool:
-    """Whether the regex matches the whole absolute path, in time linear to its length."""
-    try:
-        # RE2 holds locks of its own while it matches, and a child forked meanwhile waits for ever.
-        # So forks wait for our lock.
-        with _LOCK:
-            return _compiled(regex).fullmatch(path) is not None
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(
-            f"{path!a} is not a path: it is no valid Unicode text"
-        ) from error
-
-
 @lru_cache(maxsize=16_384)  # there are thousands of arrays, and each is asked about several times
 def matching(regexes: tuple[str, ...], path: str) -> list[int]:
     """Positions of the regexes that match the whole absolute path, ascending.
+
+    In time linear to the length of the path.
 
     Examples
     --------
@@ -85,45 +74,38 @@ def matching(regexes: tuple[str, ...], path: str) -> list[int]:
     >>> matching((".*/lat", "/a/.*", ".*/lon"), "/a/lat")
     [0, 1]
     """
-    return [i for i, regex in enumerate(regexes) if matches_path(regex, path)]
+    try:
+        # RE2 holds locks of its own while it matches, and a child forked meanwhile waits for ever.
+        # So forks wait for our lock.
+        with _LOCK:
+            return [i for i, regex in enumerate(regexes) if _compiled(regex).fullmatch(path)]
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"{path!a} is not a path: it is no valid Unicode text"
+        ) from error
 
 
-class Regex(Kind):
-    """A regular expression for absolute paths, in the syntax of RE2."""
-
-    meaning = "a regular expression"
-
-    def read(self, given: Any, faults: Faults) -> Any:
-        if not isinstance(given, str):
-            faults(f"expected {self.meaning}, got {shown(given)}; quote it")
-        elif len(given) > _MAX_REGEX_CHARS:
-            faults(
-                f"the regular expression has {len(given)} characters, {_MAX_REGEX_CHARS} are "
-                "allowed; use several rules"
-            )
-        else:
-            try:
-                _compiled(given)
-            except (re2.error, UnicodeEncodeError) as error:
-                reason = error.args[0] if isinstance(error, re2.error) else "not Unicode"
-                text = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
-                faults(
-                    f"{shown(given)} is not a regular expression ({text}); the syntax is RE2's, "
-                    "without lookaround and backreferences"
-                )
-        return given
+def _is_regex(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and len(value) <= _MAX_REGEX_CHARS and bool(_compiled(value))
+    except (re2.error, UnicodeEncodeError):
+        return False
 
 
-class PathEntry(Regex):
+_REGEX: Final = Scalar(
+    f"a regular expression of at most {_MAX_REGEX_CHARS:,} characters, in the syntax of RE2, "
+    "without lookaround and backreferences",
+    _is_regex,
+)
+
+
+class _PathEntry(Kind):
     """A regular expression that YAML writes as a map, such as `path: .*/time`."""
 
     def read(self, given: Any, faults: Faults) -> Any:
-        if not isinstance(given, Mapping):
-            return super().read(given, faults)
-        if [*given] != ["path"]:
-            faults(f"expected path: and a regular expression, got {shown(given)}")
-            return given
-        return super().read(given["path"], faults.at("path"))
+        if isinstance(given, Mapping) and [*given] == ["path"]:
+            given, faults = given["path"], faults.at("path")
+        return _REGEX.read(given, faults)
 
     def write(self, value: Any) -> Any:
         return {"path": value}
@@ -263,7 +245,7 @@ class Rule(Section, frozen=True):
     """
 
     target: Annotated[str, _SET_NAME]
-    path: Annotated[str | None, Regex()] = None
+    path: Annotated[str | None, _REGEX] = None
     metadata_chunks: Annotated[Interval | None, _IntervalKind()] = None
     initialized_chunks: Annotated[Interval | None, _IntervalKind()] = None
 
@@ -305,7 +287,7 @@ class Split(Section, frozen=True):
         Dimension name or axis, and the chunks of a leaf along it.
     """
 
-    path: Annotated[str, Regex()]
+    path: Annotated[str, _REGEX]
     along: Annotated[tuple[tuple[str | int, int], ...], _ALONG]
 
 
@@ -325,11 +307,11 @@ class Preload(Section, frozen=True):
 
     max_manifest_size: Annotated[int, whole(0, MAX_REFS)] = 50_000
     max_manifests: Annotated[int, whole(0, 10_000)] = 64
-    arrays: Annotated[tuple[str, ...] | None, ListOf(PathEntry(), most=64)] = None
+    arrays: Annotated[tuple[str, ...] | None, ListOf(_PathEntry(), most=64)] = None
 
     def matches(self, path: str) -> bool:
         """Whether `arrays` names the array with that absolute path; none if `arrays` is None."""
-        return any(matches_path(regex, path) for regex in self.arrays or ())
+        return bool(matching(self.arrays or (), path))
 
 
 _DEFAULT_SETS: Final = (ManifestSet(_COORDINATES, 50_000), _DEFAULT_SET)

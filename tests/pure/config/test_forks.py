@@ -10,7 +10,7 @@ import pytest
 
 CHILDREN = """
     import os, random, signal, threading
-    from zarr_manifests.config.manifest_sets import matches_path
+    from zarr_manifests.config.manifest_sets import matching
     path = "/" + "".join(random.Random(5).choices("ab", k=3000))
     hung = 0
     for n in range(20):
@@ -20,7 +20,7 @@ CHILDREN = """
             for number, regex in enumerate(regexes):
                 if number == n:
                     begun.set()
-                matches_path(regex, path)
+                matching((regex,), path)
         thread = threading.Thread(target=match)
         thread.start()
         begun.wait()  # the others of the 30 are matched while this forks
