@@ -45,8 +45,6 @@ from zarr_manifests.texts import shown
 
 _MAX_CONFIG_BYTES: Final = 16 * 1024
 _MAX: Final = 2**62
-_MAX_SIZE: Final = 256 << 20
-_EXPIRE_MS: Final = 300_000
 
 
 def _is_label_value(value: Any) -> bool:
@@ -146,11 +144,11 @@ class Cache(Section, frozen=True):
     1000000
     """
 
-    max_size: Annotated[int, whole(0, _MAX)] = _MAX_SIZE
-    expire_ms: Annotated[int, whole(0, _MAX)] = _EXPIRE_MS
+    max_size: Annotated[int, whole(0, _MAX)] = 256 << 20
+    expire_ms: Annotated[int, whole(0, _MAX)] = 300_000
 
 
-class CacheOptions(Section, frozen=True):
+class CacheOptions(Cache, frozen=True):
     """What a repository object may keep of what it has read.
 
     Parameters
@@ -175,8 +173,6 @@ class CacheOptions(Section, frozen=True):
     1000000
     """
 
-    max_size: Annotated[int, whole(0, _MAX)] = _MAX_SIZE
-    expire_ms: Annotated[int, whole(0, _MAX)] = _EXPIRE_MS
     chunk_bytes: Annotated[int, whole(0, _MAX)] = 0
 
     @classmethod
@@ -192,10 +188,8 @@ class CacheOptions(Section, frozen=True):
         ConfigError
             For unknown options and values out of range.
         """
-        if isinstance(options, CacheOptions):
-            return options
-        default = cls() if saved is None else cls(saved.max_size, saved.expire_ms)
-        return default if options is None else overlaid(default, options, "cache")
+        below = cls() if saved is None else cls(saved.max_size, saved.expire_ms)
+        return overlaid(below, options, "cache")
 
 
 _DURATION: Final = r"(\d{1,10}(?:\.\d{1,9})?)([smhdw])"

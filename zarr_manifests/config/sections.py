@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from types import NoneType
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
@@ -223,15 +224,11 @@ class Option(NamedTuple):
         return () if value is None and is_list else value
 
 
-_OPTIONS: Final[dict[type, dict[str, Option]]] = {}
-
-
+@cache
 def options_of(section: type) -> dict[str, Option]:
     """The options of a section by name, such as `max-manifest-size`."""
-    if section in _OPTIONS:
-        return _OPTIONS[section]
     hints = get_type_hints(section, include_extras=True)
-    found = _OPTIONS[section] = {}
+    found = {}
     for each in fields(section):
         of, *kinds = get_args(hints[each.name]) or (hints[each.name],)
         kind: Kind = kinds[0] if kinds else Nested(of)
