@@ -143,6 +143,7 @@ class ManifestSet(Struct, frozen=True):
         "max-size": "max-manifest-size",
         "max-arrays-per-manifest": "arrays-per-manifest",
     }
+    resets: ClassVar = {"arrays_per_manifest": "max_manifest_size"}
 
     def __post_init__(self) -> None:
         read_options(self, self._faults_between())
@@ -177,14 +178,8 @@ class _NamedSet(Nested):
             faults(f"expected one name and, further to the right, its options; got {got}")
             return given
         ((name, body),) = entry.items()
-        return super().read(body, faults.at(spelled(name)), known={"name": name})
-
-    def rest(self, values: Mapping[str, Any], below: Any) -> dict[str, Any]:
-        if values["name"] != DEFAULT_SET_NAME:
-            return {}
-        by_number = values.get("arrays_per_manifest") is not None
-        most = None if by_number else _DEFAULT_SET.max_manifest_size
-        return {"overflow_to": None, "cardinality": None, "max_manifest_size": most}
+        below = _DEFAULT_SET if name == DEFAULT_SET_NAME else None
+        return super().read(body, faults.at(spelled(name)), below, {"name": name})
 
     def write(self, value: Any) -> Any:
         body = plain_values(value)
@@ -356,6 +351,8 @@ class ChunkManifests(Struct, frozen=True):
         tuple[Split, ...] | None, ListOf(Nested(Split), _MAX_RULES, none="none")
     ] = ()
     preload: Preload = Preload()
+
+    resets: ClassVar = {"sets": "rules"}  # which are about the sets below
 
     def __post_init__(self) -> None:
         # By identity: a rule that somebody wrote is never dropped, even if it is the same.

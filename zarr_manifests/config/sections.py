@@ -4,8 +4,8 @@ A *section* is a frozen struct. Its fields are annotated with a kind of value, s
 `Annotated[int, Whole(1, 64)]`, and its docstring says what each is for. Its `__post_init__` calls
 `read_options`, so none is ever invalid, whether it comes from Python, YAML or a saved root.
 
-A section may have the class attribute `other_names`, which maps names that are read, too, to
-options.
+A section may have the class attributes `other_names`, which maps names that are read, too, to
+options, and `resets`: a field that is given takes the other back to its default.
 """
 
 from __future__ import annotations
@@ -159,16 +159,18 @@ class ListOf(Kind):
 class Nested(Kind):
     """A section in a section, or in a list: a map in YAML."""
 
-    def __init__(self, section: type[Any]) -> None:
+    def __init__(self, section: type[Struct]) -> None:
         self.section = section
         self.others: Mapping[str, str] = getattr(section, "other_names", {})
+        self.resets: Mapping[str, str] = getattr(section, "resets", {})
 
     def read(
         self, given: Any, faults: Faults, below: Any = None, known: Mapping[str, Any] | None = None
     ) -> Any:
         """The section that is given, or of which options are given.
 
-        What they leave out is as in the section `below`. `known` has values by field.
+        What they leave out is as in the section `below`, or has its default. `known` has values by
+        field.
         """
         if isinstance(given, self.section):
             return given
@@ -185,21 +187,15 @@ class Nested(Kind):
                 inside(f"{hyphened(option.field)} is given twice, in two spellings; keep one")
             else:
                 values[option.field] = option.given(value, inside, below)
+        rest = {one.field: getattr(below, one.field, one.default) for one in options.values()}
+        for field, other in self.resets.items():
+            if values.get(field) is not None:
+                del rest[other]
         try:
-            return self.section(**self.rest(values, below) | values)
+            return self.section(**rest | values)
         except ConfigError as error:
             faults.found.extend(faults.at(fault).place for fault in error.problems)
         return given if below is None else below
-
-    def rest(self, values: Mapping[str, Any], below: Any) -> dict[str, Any]:
-        """What other fields than these have: as below, or `NODEFAULT` if it has no default."""
-        options = options_of(self.section).values()
-        if below is None:
-            return {each.field: NODEFAULT for each in options if each.default is NODEFAULT}
-        rest = {each.field: getattr(below, each.field) for each in options}
-        if "sets" in values:
-            del rest["rules"]  # they are about the sets below
-        return rest
 
     def write(self, value: Any) -> Any:
         return plain_values(value)
@@ -238,7 +234,7 @@ def options_of(section: type) -> dict[str, Option]:
     return found
 
 
-def read_options(section: Any, between: Iterable[str] = ()) -> None:
+def read_options(section: Struct, between: Iterable[str] = ()) -> None:
     """Put each option of a section as its kind reads it.
 
     Parameters
@@ -272,7 +268,7 @@ class Section(Struct, frozen=True):
         read_options(self)
 
 
-def plain_values(section: Any) -> dict[str, Any]:
+def plain_values(section: Struct) -> dict[str, Any]:
     """The options of a section by name, as YAML has them."""
     written = {}
     for name, option in options_of(type(section)).items():
@@ -281,7 +277,7 @@ def plain_values(section: Any) -> dict[str, Any]:
     return written
 
 
-def overlaid[S](below: S, options: object, place: str = "") -> S:
+def overlaid[S: Struct](below: S, options: object, place: str = "") -> S:
     """The section that results from changing options of another.
 
     Sections within are gone into; a list replaces the whole list. Of `sets` and `rules`, which

@@ -56,8 +56,8 @@ FAULTS = [
     Fault(
         "rules-outlive-their-sets",
         "config/sections.py",
-        'if "sets" in values:',
-        'if "sets" in values and not rest:',
+        "if values.get(field) is not None:",
+        'if values.get(field) is not None and field != "sets":',
     ),
     Fault(
         "durations-are-rounded",
