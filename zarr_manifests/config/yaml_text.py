@@ -69,22 +69,11 @@ def with_lines(faults: Iterable[str], lines: Mapping[str, int]) -> list[str]:
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
-    """Plain values as YAML, in their order."""
-    dump = partial(yaml.dump, values, Dumper=_Dumper, sort_keys=False, width=100)
+    """Plain values as YAML, in their order; what holds no lists and maps in one line."""
+    dump = partial(yaml.safe_dump, values, sort_keys=False, width=100, default_flow_style=None)
     text = str(dump(allow_unicode=True))
     # YAML takes for printable what turns the direction of text around, and what is read as a space.
     return text if text == plain_text(text, lines=True) else str(dump(allow_unicode=False))
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes lists of numbers, such as intervals, in one line."""
-
-    def represent_list(self, data: Any) -> Any:
-        numbers = bool(data) and all(one is None or isinstance(one, int) for one in data)
-        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=numbers)
-
-
-_Dumper.add_representer(list, _Dumper.represent_list)
 
 
 def _check(events: Iterator[Any]) -> None:
