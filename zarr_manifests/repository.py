@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec.structs import replace
 
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
         SnapshotInfo,
         StatisticsReport,
         Usage,
-        ValueChanges,
         VerifyReport,
     )
     from zarr_manifests.session import Session
@@ -420,12 +419,6 @@ class Repository:
         snapshots = itertools.starmap(SnapshotInfo.of, found)
         return Ancestry(snapshots, partial(graph_of, self), version or DEFAULT_BRANCH, limit)
 
-    @overload
-    def diff(self, start: str, end: str, *, symmetric: bool = True) -> Diff: ...
-
-    @overload
-    def diff(self, start: str, end: str, path: str, *, values: Literal[True]) -> ValueChanges: ...
-
     def diff(
         self,
         start: str,
@@ -434,12 +427,12 @@ class Repository:
         *,
         values: bool = False,
         symmetric: bool = True,
-    ) -> Diff | ValueChanges:
+    ) -> Diff:
         """What changed after the version `start` up to the version `end`; `print` shows it.
 
-        With `values=True`, which cells of one array have other values. The chunks that may differ
-        are then read in both versions and compared; which these are follows from the history. An
-        array that was made anew in between is compared whole.
+        With `values=True`, the chunks and cells of one array that have other values. The chunks
+        that may differ are then read in both versions and compared; which these are follows from
+        the history. An array that was made anew in between is compared whole.
 
         Parameters
         ----------
@@ -485,9 +478,9 @@ class Repository:
           /a: 1 chunk: (1,)
         >>> found = repo.diff("main", "experiment", "a", values=True)
         >>> print(found)
-        /a: 1 changed cell in 1 chunk
-          by 2 to 2
-        >>> found.chunks.tolist(), found.counts.tolist()
+          /a: 1 chunk: (1,)
+            1 changed cell by 2 to 2
+        >>> found.chunks["/a"].tolist(), found.cells["/a"].tolist()
         ([[1]], [1])
         """
         if values != (path is not None):

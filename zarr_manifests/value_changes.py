@@ -25,14 +25,14 @@ from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, absolute
 from zarr_manifests.progress import counted
-from zarr_manifests.reports import ValueChanges
+from zarr_manifests.reports import Diff
 from zarr_manifests.session import Session
 from zarr_manifests.store import contents_of
 
 _AT_ONCE: Final = 16
 
 
-def value_changes(context: Context, old: Session, new: Session, path: str) -> ValueChanges:
+def value_changes(context: Context, old: Session, new: Session, path: str) -> Diff:
     """The cells of an array that differ between the snapshots of two sessions.
 
     It may have been moved in between; then the path is either of both. `progress` is told how many
@@ -68,14 +68,16 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Va
     batches = map(compared, batched(due, _AT_ONCE))
     told = counted("comparing chunks", chain.from_iterable(batches), count)
     changed = [(at, one) for at, one in told if one.cells]
-    return ValueChanges(
-        absolute(path),
-        now.shape,
-        now.chunk_shape,
-        np.array([at for at, _ in changed], np.int64).reshape(len(changed), len(now.shape)),
-        np.array([one.cells for _, one in changed], np.int64),
-        min((one.least for _, one in changed if one.least is not None), default=None),
-        max((one.greatest for _, one in changed if one.greatest is not None), default=None),
+    if not changed:
+        return Diff()
+    steps = [step for _, one in changed for step in one.steps]
+    name = absolute(path)
+    return Diff(
+        chunks={name: np.array([at for at, _ in changed], np.int64)},
+        grids={name: now.grid.shape},
+        dimensions={name: now.dimension_names} if now.dimension_names else {},
+        cells={name: np.array([one.cells for _, one in changed], np.int64)},
+        steps={name: (min(steps), max(steps))} if steps else {},
     )
 
 
@@ -134,11 +136,14 @@ def _region(at: Sequence[int], chunk: Sequence[int], shape: Sequence[int]) -> tu
 
 
 class _Changed(Struct, frozen=True):
-    """What differs in one chunk; differences are of cells that are numbers on both sides."""
+    """What differs in one chunk.
+
+    `steps` are the least and the greatest difference of cells that are numbers on both sides, if
+    there are any.
+    """
 
     cells: int
-    least: float | None = None
-    greatest: float | None = None
+    steps: tuple[float, ...] = ()
 
 
 def _compared(arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]) -> _Changed:
@@ -151,7 +156,7 @@ def _compared(arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]) -> _
         return _Changed(cells)
     with np.errstate(all="ignore"):
         by = new[numbers].astype(np.float64) - old[numbers].astype(np.float64)
-    return _Changed(cells, float(by.min()), float(by.max()))
+    return _Changed(cells, (float(by.min()), float(by.max())))
 
 
 def _nan(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -194,8 +194,9 @@ def _told_values(repo: Repo, start: str, end: str) -> Told:
     arrays = sorted({*diff.grids} - ({*diff.created} - {*diff.deleted}))
     found = [repo.diff(start, end, path, values=True) for path in arrays]
     lines: list[object] = []
-    for one in found:
+    for one in filter(None, found):
         lines.append(one)
-        for at, count in zip(one.chunks.tolist(), one.counts.tolist(), strict=True):
-            lines += [f"    {tuple(at)}: {count_text(count, 'cell')}"] if count else []
+        for path, chunks in one.chunks.items():
+            for at, count in zip(chunks.tolist(), one.cells[path].tolist(), strict=True):
+                lines.append(f"    {tuple(at)}: {count_text(count, 'cell')}")
     return Told(found, lines or ["no changes"])

@@ -35,7 +35,6 @@ from zarr_manifests.reports.version_reports import (
     LoggedOperation,
     MergeReport,
     SnapshotInfo,
-    ValueChanges,
 )
 
 __all__ = [
@@ -66,6 +65,5 @@ __all__ = [
     "SnapshotInfo",
     "StatisticsReport",
     "Usage",
-    "ValueChanges",
     "VerifyReport",
 ]

@@ -232,17 +232,26 @@ class Diff(Report, Struct, frozen=True, eq=False):
     fields : mapping of str to mapping
         Of the nodes in `updated`: the fields of their metadata that differ, such as `shape` or
         `attributes.units`, with their values before and after; None where there was none.
+    cells : mapping of str to int64[n]
+        If values were compared: how many cells of each of these chunks have another value. Cells of
+        only one version, because the array has another shape, are not compared.
+    steps : mapping of str to tuple of float
+        If values were compared: the least and the greatest difference, new minus old, over the
+        changed cells that are numbers in both versions; an array without any is left out. Values
+        are as stored: not scaled, and times not decoded.
     """
 
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    chunks: Mapping[str, IndexArray]
+    created: tuple[str, ...] = ()
+    updated: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    chunks: Mapping[str, IndexArray] = {}
     moved: Mapping[str, str] = {}
     truncated: Mapping[str, Coords] = {}
     grids: Mapping[str, Coords] = {}
     dimensions: Mapping[str, tuple[str | None, ...]] = {}
     fields: Mapping[str, Fields] = {}
+    cells: Mapping[str, IndexArray] = {}
+    steps: Mapping[str, tuple[float, float]] = {}
 
     @classmethod
     def of(
@@ -281,6 +290,9 @@ class Diff(Report, Struct, frozen=True, eq=False):
         yield from (f"  {path}: cut to {shape} chunks" for path, shape in self.truncated.items())
         for path, at in self.chunks.items():
             yield f"  {path}: {_chunks_text(at)}"
+            if path in self.cells:
+                by = "by {:g} to {:g}".format(*self.steps[path]) if path in self.steps else ""
+                yield f"    {count_text(int(self.cells[path].sum()), 'changed cell')} {by}".rstrip()
 
     def plot(self) -> npt.NDArray[np.object_]:
         """Draw which chunks of each array changed, and return the axes.
@@ -336,45 +348,6 @@ def _chunks_text(chunks: IndexArray) -> str:
         return told
     first = ", ".join(str(tuple(at)) for at in chunks[:_SHOWN_CHUNKS].tolist())
     return f"{told}: {first}{', ...' if len(chunks) > _SHOWN_CHUNKS else ''}"
-
-
-class ValueChanges(Report, Struct, frozen=True, eq=False):
-    """Which cells of an array have other values in another version.
-
-    Parameters
-    ----------
-    path : str
-        Absolute path.
-    shape, chunk_shape : tuple of int
-        Of the newer array; of a sharded array, chunks are its shards.
-    chunks : int64[n, ndim]
-        Coordinates of the chunks with changed cells, in C order.
-    counts : int64[n]
-        How many cells have changed in each.
-    minimum, maximum : float or None
-        Of the differences, new minus old, over the changed cells that are numbers in both versions;
-        None if there are none. Values are as stored: not scaled, and times not decoded. Cells of
-        only one version, because the array has another shape, are not compared.
-    """
-
-    path: str
-    shape: Coords
-    chunk_shape: Coords
-    chunks: IndexArray
-    counts: IndexArray
-    minimum: float | None
-    maximum: float | None
-
-    @property
-    def cells(self) -> int:
-        """How many cells have changed."""
-        return int(self.counts.sum())
-
-    def _lines(self) -> Iterator[str]:
-        chunks = count_text(len(self.chunks), "chunk")
-        yield f"{self.path}: {count_text(self.cells, 'changed cell')} in {chunks}"
-        if self.minimum is not None:
-            yield f"  by {self.minimum:g} to {self.maximum:g}"
 
 
 class MergeReport(Report, Struct, frozen=True):

@@ -81,14 +81,14 @@ def test_diff_between_branches_and_of_values(url: Path) -> None:
         "  /depth: 2 chunks: (0,), (1,)",
     ]
     assert lines("diff", url, "main~1", "trial", "--values") == [
-        "/air/t: 6 changed cells in 2 chunks",
-        "  by 95 to 100",
+        "  /air/t: 2 chunks: (0, 0), (0, 1)",
+        "    6 changed cells by 95 to 100",
         "    (0, 0): 3 cells",
         "    (0, 1): 3 cells",
     ]
     (found,) = objects("diff", url, "main~1", "trial", "--values")
-    assert (found["path"], found["cells"], found["maximum"]) == ("/air/t", 6, 100)
-    assert (found["chunks"], found["counts"]) == ([[0, 0], [0, 1]], [3, 3])
+    assert (found["chunks"], found["cells"]) == ({"/air/t": [[0, 0], [0, 1]]}, {"/air/t": [3, 3]})
+    assert found["steps"] == {"/air/t": [95, 100]}
 
 
 def test_cat_prints_a_corner_or_an_index(url: Path) -> None:
