@@ -54,7 +54,6 @@ if TYPE_CHECKING:
         CollectionReport,
         CompactionReport,
         Diff,
-        ExpiryReport,
         LoggedOperation,
         ManifestLayout,
         MergeReport,
@@ -1160,7 +1159,7 @@ class Repository:
         ...     with repo.transaction(message=f"make {name}") as store:
         ...         _ = zarr.create_group(store, path=name)
         >>> report = repo.clean(keep=1, grace=timedelta(0))
-        >>> len(report.expiry.snapshots), report.waiting
+        >>> len(report.snapshots), report.waiting
         (3, 0)
         """
         from zarr_manifests.engine.upkeep.collect import clean
@@ -1173,7 +1172,7 @@ class Repository:
         max_age: timedelta | None = None,
         *,
         dry_run: bool = False,
-    ) -> ExpiryReport:
+    ) -> CollectionReport:
         """Remove old snapshots from the history of every branch; no object is deleted yet.
 
         A snapshot stays if `keep_last` keeps it, or if it is new enough. The head of a branch
@@ -1205,7 +1204,7 @@ class Repository:
         ...     with repo.transaction(message=f"make {name}") as store:
         ...         _ = zarr.create_group(store, path=name)
         >>> report = repo.expire_snapshots(keep_last=2)
-        >>> len(report.expired["main"]), report.kept["main"]
+        >>> len(report.expired["main"]), report.versions["main"]
         (2, 2)
         >>> [info.message for info in repo.ancestry()]
         ['make ice', 'make sea']

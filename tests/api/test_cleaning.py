@@ -66,7 +66,7 @@ def test_it_says_what_a_tag_and_a_lease_keep(repo: zm.Repository) -> None:
         found = repo.clean(keep=1, grace=NOW)
         lease = next(name for name in found.held_by if name.startswith("lease of "))
         assert f"{lease} keeps its snapshot and all newer ones until" in str(found)
-        assert found.expiry.kept["main"] > 1
+        assert found.versions["main"] > 1
         assert found.held_by[lease] is not None
         assert found.held_by["tag 'v1'"] is None
     found = repo.clean(keep=1, grace=NOW)
@@ -118,7 +118,7 @@ def test_a_full_disk_is_cleaned_without_compaction(monkeypatch: pytest.MonkeyPat
     repo = _overwritten("full")
     monkeypatch.setattr("zarr_manifests.engine.upkeep.collect.repack_chunks", full)
     report = repo.clean(keep=1, grace=timedelta(0))
-    assert (report.compacted, len(report.expiry.snapshots)) == ((), 4)
+    assert (report.compacted, len(report.snapshots)) == ((), 4)
     assert report.deleted > 0
 
 

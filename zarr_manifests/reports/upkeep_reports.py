@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from zarr_manifests.grid import Coords
 from zarr_manifests.report import Problem, Report
@@ -125,36 +125,6 @@ def _shape(shape: Coords | None) -> str:
     return "none" if shape is None else " x ".join(f"{length:,}" for length in shape)
 
 
-class ExpiryReport(Report, Struct, frozen=True):
-    """What an expiry has done, or would do.
-
-    Parameters
-    ----------
-    expired : mapping of str to tuple of str
-        Ids of the snapshots that have left each branch's history, newest first; branches that
-        keep all they have are not named.
-    kept : mapping of str to int
-        How many snapshots the history of each branch has now.
-    dry_run : bool
-        Whether nothing was changed.
-    """
-
-    expired: Mapping[str, tuple[str, ...]] = {}
-    kept: Mapping[str, int] = {}
-    dry_run: bool = False
-
-    @property
-    def snapshots(self) -> tuple[str, ...]:
-        """Ids of all snapshots that have left the history of some branch, each once."""
-        return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
-
-    def _lines(self) -> Iterator[str]:
-        verb, word = ("would expire", "to expire") if self.dry_run else ("expired", "expired")
-        yield f"{verb} {count_text(len(self.snapshots), 'snapshot')}"
-        for name, kept in sorted(self.kept.items()):
-            yield f"  {name}: {len(self.expired.get(name, ())):,} {word}, {kept:,} kept"
-
-
 class ExportReport(Report, Struct, frozen=True, kw_only=True):
     """What an export has written.
 
@@ -191,20 +161,16 @@ class ExportReport(Report, Struct, frozen=True, kw_only=True):
 
 
 class CollectionReport(Report, Struct, frozen=True):
-    """What a collection has deleted, or would delete; or what `Repository.clean` has done.
+    """What an expiry or a collection has done, or would do, or both of them in one call.
+
+    What the call does not do is 0 or empty.
 
     Parameters
     ----------
-    fence : int
-        Sessions that began before this version of the root and hold no lease cannot commit.
     kept : int
         Objects that can be reached.
     objects, nbytes : mapping of str to int
         Objects deleted, and their bytes, by kind: `chunks`, `manifests`, `snapshots`, `root`, ...
-    leases_removed : int
-        Leases whose time was up.
-    temporary_files : int
-        Files removed that killed writers have left on a local disk.
     complete : bool
         Whether all objects of the repository were looked at.
     dry_run : bool
@@ -217,26 +183,27 @@ class CollectionReport(Report, Struct, frozen=True):
         the heads of branches, with the time at which each ends.
     waiting_until : datetime or None
         When what waits can be deleted, at the latest; leases may keep some of it longer.
-    expiry : ExpiryReport
-        Of `clean`: which snapshots have left the history.
+    expired : mapping of str to tuple of str
+        Ids of the snapshots that have left each branch's history, newest first; branches that
+        keep all they have are not named.
+    versions : mapping of str to int
+        Of an expiry: how many snapshots the history of each branch has now.
     compacted : tuple of str
         Of `clean`: branches that were compacted, since they held chunks that no kept snapshot
         reads.
     """
 
-    fence: int
-    kept: int
+    kept: int = 0
     objects: Mapping[str, int] = {}
     nbytes: Mapping[str, int] = {}
-    leases_removed: int = 0
-    temporary_files: int = 0
     complete: bool = False
     dry_run: bool = False
     waiting: int = 0
     waiting_nbytes: int = 0
     held_by: Mapping[str, datetime | None] = {}
     waiting_until: datetime | None = None
-    expiry: ExpiryReport = field(default_factory=ExpiryReport)
+    expired: Mapping[str, tuple[str, ...]] = {}
+    versions: Mapping[str, int] = {}
     compacted: tuple[str, ...] = ()
 
     @property
@@ -249,9 +216,24 @@ class CollectionReport(Report, Struct, frozen=True):
         """Bytes of all of them."""
         return sum(self.nbytes.values())
 
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """Ids of all snapshots that have left the history of some branch, each once."""
+        return tuple(dict.fromkeys(name for names in self.expired.values() for name in names))
+
     def _lines(self) -> Iterator[str]:
-        if self.expiry.kept:
-            yield from self.expiry._lines()
+        yield from self._expiry_lines()
+        if self.kept:  # a collection keeps at least the newest snapshot
+            yield from self._collection_lines()
+
+    def _expiry_lines(self) -> Iterator[str]:
+        if self.versions:
+            verb, word = ("would expire", "to expire") if self.dry_run else ("expired", "expired")
+            yield f"{verb} {count_text(len(self.snapshots), 'snapshot')}"
+            for name, kept in sorted(self.versions.items()):
+                yield f"  {name}: {len(self.expired.get(name, ())):,} {word}, {kept:,} kept"
+
+    def _collection_lines(self) -> Iterator[str]:
         if self.compacted:
             verb = "would compact" if self.dry_run else "compacted"
             yield f"{verb} {', '.join(self.compacted)}"
@@ -259,12 +241,7 @@ class CollectionReport(Report, Struct, frozen=True):
         yield f"{verb} {count_text(self.deleted, 'object')}, {bytes_text(self.deleted_nbytes)}"
         for kind, count in sorted(self.objects.items()):
             yield f"  {kind}: {count:,}, {bytes_text(self.nbytes[kind])}"
-        kept = [f"kept {count_text(self.kept, 'object')}"]
-        if self.leases_removed:
-            kept.append(f"{count_text(self.leases_removed, 'lease')} over")
-        if self.temporary_files:
-            kept.append(f"{count_text(self.temporary_files, 'temporary file')} removed")
-        yield "; ".join(kept)
+        yield f"kept {count_text(self.kept, 'object')}"
         # What was not deleted and why, and until when.
         if not (self.deleted or self.waiting):
             yield (

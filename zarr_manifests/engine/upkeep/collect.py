@@ -97,7 +97,7 @@ from zarr_manifests.planning.garbage import (
     with_pending,
 )
 from zarr_manifests.progress import counted, expect, tell
-from zarr_manifests.reports import CollectionReport, ExpiryReport
+from zarr_manifests.reports import CollectionReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.metered import unmetered
@@ -132,19 +132,16 @@ def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -
     FencedError
         If another collection has begun in the meantime; it goes on with the rest.
     """
-    before = context.roots.read()
-    root = _begin(context, before, grace_ms, dry_run=dry_run)
-    removed = len(context.roots.leases(before.root)) - len(context.roots.leases(root))
+    root = _begin(context, context.roots.read(), grace_ms, dry_run=dry_run)
     marks = _mark(context, root)
     marked, alone = marks.marked, marks.alone
     found, waiting = _find_dead(context, root, marks)
     dead = sorted(found.values(), key=lambda info: info.key)
     archives = _old_archives(context, root)
-    temporary = 0
     if not dry_run:
         keys = [info.key for info in (*dead, *archives)]
         _delete(context, keys, root.epochs[COLLECTOR], run)
-        temporary = _remove_temporary(context)
+        _remove_temporary(context)
         _end(context, root, alone=alone)
         keep_reserve(context.storage)
     by_kind: Counter[str] = Counter()
@@ -154,12 +151,9 @@ def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -
         by_kind[kind] += 1
         nbytes[kind] += info.nbytes
     return CollectionReport(
-        root.fence,
         len(marked),
         dict(by_kind),
         dict(nbytes),
-        max(0, removed),
-        temporary,
         _from(root) == 0,
         dry_run,
         len(waiting),
@@ -463,11 +457,10 @@ def _delete_batch(
     return len(keys)
 
 
-def _remove_temporary(context: Context) -> int:
+def _remove_temporary(context: Context) -> None:
     storage = unmetered(context.storage)
-    if not isinstance(storage, KeepsTemporaryFiles):
-        return 0
-    return storage.remove_temporary(context.runtime.now_ms() - _TEMP_AGE_MS)
+    if isinstance(storage, KeepsTemporaryFiles):
+        storage.remove_temporary(context.runtime.now_ms() - _TEMP_AGE_MS)
 
 
 # --- expiry -------------------------------------------------------------------------------------
@@ -476,9 +469,9 @@ def _remove_temporary(context: Context) -> int:
 _LOG = logging.getLogger(__name__)
 
 
-def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryReport:
+def expire(context: Context, retention: Retention, *, dry_run: bool) -> CollectionReport:
     """Cut the history of every branch as the retention says."""
-    report = ExpiryReport()
+    report = CollectionReport()
 
     def change(root: Root) -> Root:
         nonlocal report
@@ -494,11 +487,9 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> ExpiryRe
             _LOG.warning("nothing expires yet: %s is leased, and in no branch's history", held)
             kept = {name: len(line) for name, line in lines.items()}
         gone = {name: line[kept[name] :] for name, line in lines.items()}
-        report = ExpiryReport(
-            {name: tuple(aged.snapshot_id for aged in line) for name, line in gone.items() if line},
-            kept,
-            dry_run,
-        )
+        ids = {name: tuple(aged.snapshot_id for aged in line) for name, line in gone.items()}
+        expired = {name: line for name, line in ids.items() if line}
+        report = CollectionReport(expired=expired, versions=kept, dry_run=dry_run)
         floors = {name: line[kept[name] - 1].snapshot_id for name, line in lines.items()}
         return _applied(whole, floors, [*gone.values()]) if report.expired else root
 
@@ -575,7 +566,7 @@ def clean(
     kept = retention(context.config.snapshots, now_ms, by_count, by_age)
     grace_ms = milliseconds(grace, "grace")
     due, compacted = expire(context, kept, dry_run=True), list[str]()
-    for name, count in due.kept.items():
+    for name, count in due.versions.items():
         try:
             if not _holds(context, name, count):
                 continue
@@ -592,7 +583,7 @@ def clean(
             kept = replace(kept, keep_last=kept.keep_last + more)
         due = expire(context, kept, dry_run=False)
     found = collect(context, grace_ms, dry_run=dry_run)
-    return replace(found, expiry=due, compacted=tuple(compacted))
+    return replace(found, expired=due.expired, versions=due.versions, compacted=tuple(compacted))
 
 
 def _holds(context: Context, branch: str, kept: int) -> bool:
