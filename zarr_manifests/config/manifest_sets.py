@@ -174,8 +174,7 @@ class _NamedSet(Nested):
         if isinstance(given, ManifestSet):
             return given
         if not isinstance(entry, Mapping) or len(entry) != 1:
-            got = shown(list(entry)[:4] if isinstance(entry, Mapping) else entry)
-            faults(f"expected one name and, further to the right, its options; got {got}")
+            faults(f"expected one name and, further to the right, its options; got {shown(given)}")
             return given
         ((name, body),) = entry.items()
         below = _DEFAULT_SET if name == DEFAULT_SET_NAME else None
