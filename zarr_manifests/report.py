@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """A value that a repository or a session returns.
+    """What a call of a repository or a session returns; its parts are plain structs.
 
     Examples
     --------
-    >>> from zarr_manifests.reports import Problem
-    >>> Problem("current", "is damaged").to_json()
-    '{"key": "current", "what": "is damaged"}'
+    >>> from zarr_manifests.reports import Problem, VerifyReport
+    >>> VerifyReport((Problem("current", "is damaged"),)).to_dict()["problems"]
+    [{'key': 'current', 'what': 'is damaged'}]
     """
 
     __slots__ = ()
@@ -46,13 +46,13 @@ class Report:
         return json_line(self)
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row for each element of its first collection of reports; else one row of all."""
+        """One row for each element of its first collection of parts; else one row of all."""
         import pandas as pd
 
         told = self.to_dict()
         for name in told:
             value = getattr(self, name)
-            if isinstance(value, tuple) and value and isinstance(value[0], Report):
+            if isinstance(value, tuple) and value and isinstance(value[0], Struct):
                 return pd.json_normalize(told[name])
         return pd.json_normalize(told, max_level=0)
 
@@ -69,14 +69,14 @@ class Report:
         return html(type(self).__name__, self.__rich__())
 
 
-class Problem(Report, Struct, frozen=True):
+class Problem(Struct, frozen=True):
     """One thing that is wrong: the key of an object or the URL of a file, and what is wrong."""
 
     key: str
     what: str
 
-    def _lines(self) -> Iterator[str]:
-        yield self.what if self.key in self.what else f"{self.key}: {self.what}"
+    def __str__(self) -> str:
+        return plain_text(self.what if self.key in self.what else f"{self.key}: {self.what}")
 
 
 def json_line(value: object) -> str:
@@ -94,7 +94,7 @@ def json_line(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value with what JSON knows: reports become objects, arrays lists, times text."""
+    """The value with what JSON knows: structs become objects, arrays lists, times text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -118,4 +118,4 @@ def plain(value: Any) -> Any:
         return plain((value.astype(str) if value.dtype.kind in "mM" else value).tolist())
     if isinstance(value, Iterable):
         return [plain(inner) for inner in value]
-    return value.to_dict() if isinstance(value, Report) else Report.to_dict(value)
+    return Report.to_dict(value)

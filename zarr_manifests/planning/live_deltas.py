@@ -51,7 +51,6 @@ from zarr_manifests.planning.merge import (
     merge_layers,
     select,
 )
-from zarr_manifests.report import Report
 from zarr_manifests.texts import count_text
 
 
@@ -335,7 +334,7 @@ def rows_in(
 # --- sums -----------------------------------------------------------------------------------------
 
 
-class Amount(Report, Struct, frozen=True):
+class Amount(Struct, frozen=True):
     """A number of chunks and of their bytes, each exact or an upper bound.
 
     Parameters

@@ -201,7 +201,7 @@ class StatisticsReport(Report, Struct, frozen=True):
         return not self.skipped and self.known + self.measured == self.chunks
 
 
-class ManifestPlace(Report, Struct, frozen=True):
+class ManifestPlace(Struct, frozen=True):
     """A manifest of the base.
 
     Parameters
@@ -225,7 +225,7 @@ class ManifestPlace(Report, Struct, frozen=True):
     arrays: int
 
 
-class LeafPlace(Report, Struct, frozen=True):
+class LeafPlace(Struct, frozen=True):
     """A leaf: the box [lo, hi) of an array's chunks, its refs, and its manifest's position."""
 
     lo: Coords
@@ -234,7 +234,7 @@ class LeafPlace(Report, Struct, frozen=True):
     manifest: int
 
 
-class ArrayPlace(Report, Struct, frozen=True):
+class ArrayPlace(Struct, frozen=True):
     """Where the refs of an array are, and why there.
 
     Parameters
@@ -292,7 +292,7 @@ class ManifestLayout(Report, Struct, frozen=True):
     arrays: tuple[ArrayPlace, ...]
 
 
-class IngestedFile(Report, Struct, frozen=True):
+class IngestedFile(Struct, frozen=True):
     """A file whose rows were committed.
 
     Parameters

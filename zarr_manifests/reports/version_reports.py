@@ -19,7 +19,7 @@ from zarr_manifests.format.snapshot import HistoryEntries, numbers_at
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.components import ChangedNodes, Fields
-from zarr_manifests.report import Report, plain
+from zarr_manifests.report import Report
 from zarr_manifests.texts import count_text, time_text, written_text
 
 if TYPE_CHECKING:
@@ -115,15 +115,6 @@ class SnapshotInfo(Report, Struct, frozen=True):
 
     def __hash__(self) -> int:
         return hash(self.snapshot_id)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The attributes by name; counts are named as attributes are."""
-        names = ("snapshot_id", "parent_id", "written_at", "kind", "message", "metadata")
-        found = {name: plain(getattr(self, name)) for name in names}
-        for name in ("written", "totals"):
-            counts = getattr(self, name).items()
-            found[name] = {key.replace("-", "_"): count for key, count in counts}
-        return found
 
     def _lines(self) -> Iterator[str]:
         done = written_text(self.written)
@@ -398,7 +389,7 @@ class MergeReport(Report, Struct, frozen=True):
             yield f"{would} {count} of {self.source} to {self.into}, {how}"
 
 
-class LoggedOperation(Report, Struct, frozen=True):
+class LoggedOperation(Struct, frozen=True):
     """One operation on the root.
 
     Parameters

@@ -46,8 +46,11 @@ def test_listings_are_an_object_on_each_line(url: Path) -> None:
         "kind": "append",
         "message": "make t",
         "metadata": {"by": "01"},
-        "written": {name.replace("-", "_"): count for name, count in info.written.items()},
-        "totals": {name.replace("-", "_"): count for name, count in info.totals.items()},
+        "author": info.author,
+        "written": info.written,
+        "commit_id": info.commit_id,
+        "totals": info.totals,
+        "id": info.id,
         "branches": ["main"],
         "tags": ["v1"],
     }
