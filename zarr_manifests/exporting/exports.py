@@ -105,10 +105,8 @@ def export(
     expect("chunks", source.count)  # before, only a bound was known
     kinds = [node.kind for node in source.nodes.values()]
     return ExportReport(
-        format=format,
         dest=name,
         snapshot_id=source.snapshot_id,
-        path=absolute(source.path),
         groups=kinds.count(NodeKind.GROUP),
         arrays=kinds.count(NodeKind.ARRAY),
         chunks=source.count,

@@ -41,7 +41,7 @@ class CompactionReport(Report, Struct, frozen=True):
         With `packs`: chunk objects that the head refers to, and their bytes, as far as they are
         there.
     packs, packs_nbytes : int
-        Those of them whose live part is below `min_live`, and their bytes.
+        Those of them whose live part is below `min_live`, and their bytes, the dead ones included.
     chunks, chunks_nbytes : int
         Live chunks in these packs, those that were moved, or would be; and their bytes.
     chunks_overtaken : int
@@ -68,11 +68,6 @@ class CompactionReport(Report, Struct, frozen=True):
     chunks_nbytes: int = 0
     chunks_overtaken: int = 0
     packs_written: int = 0
-
-    @property
-    def dead_nbytes(self) -> int:
-        """Bytes of the packs that nothing of the head refers to, and that become garbage."""
-        return self.packs_nbytes - self.chunks_nbytes
 
 
 class RewriteReport(Report, Struct, frozen=True, kw_only=True):
@@ -130,14 +125,10 @@ class ExportReport(Report, Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    format : str
-        The format.
     dest : str
         Where it is.
     snapshot_id : str
         The snapshot that was exported.
-    path : str
-        The group or array that became the root.
     groups, arrays : int
         How many there are.
     chunks, nbytes : int
@@ -148,10 +139,8 @@ class ExportReport(Report, Struct, frozen=True, kw_only=True):
         The tag that keeps what is referred to; None if nothing is.
     """
 
-    format: str
     dest: str
     snapshot_id: str
-    path: str
     groups: int
     arrays: int
     chunks: int
@@ -310,12 +299,6 @@ class CloneReport(Report, Struct, frozen=True):
 
     Parameters
     ----------
-    version : int
-        The version of the clone's root.
-    branches : mapping of str to str
-        The snapshots of the cloned branches, by name.
-    tags : mapping of str to str
-        The snapshots of the tags that are new in the clone, by name.
     snapshots : int
         Snapshots that are new in the clone.
     objects : int
@@ -324,12 +307,9 @@ class CloneReport(Report, Struct, frozen=True):
         Their bytes.
     """
 
-    version: int
-    branches: Mapping[str, str]
-    tags: Mapping[str, str]
-    snapshots: int = 0
-    objects: int = 0
-    nbytes: int = 0
+    snapshots: int
+    objects: int
+    nbytes: int
 
 
 class RecoveryReport(Report, Struct, frozen=True):

@@ -161,16 +161,9 @@ class _Clone:
                 known |= {ref.key for ref, _ in ages(self.there, mine.head, mine.floor)}
         due = [ref for key, ref in history.items() if key not in known]
         self._copy(due, branches, history)
-        version = self._write_root(branches, tags)
+        self._write_root(branches, tags)
         self.storage.delete_many([CLONING_KEY])
-        return CloneReport(
-            version,
-            {name: snapshot_id_of(branch.head.key) for name, branch in branches.items()},
-            {name: snapshot_id_of(ref.key) for name, ref in sorted(tags.items())},
-            len(due),
-            len(self.copied),
-            sum(self.copied),
-        )
+        return CloneReport(len(due), len(self.copied), sum(self.copied))
 
     # --- what is there -----------------------------------------------------------------------
 
@@ -342,8 +335,8 @@ class _Clone:
 
     # --- the root ----------------------------------------------------------------------------
 
-    def _write_root(self, branches: Mapping[str, Branch], tags: Mapping[str, BlobRef]) -> int:
-        """Write the first root of the clone, or swap in the next; its version."""
+    def _write_root(self, branches: Mapping[str, Branch], tags: Mapping[str, BlobRef]) -> None:
+        """Write the first root of the clone, or swap in the next."""
         source, roots, before = self.source, self.roots, self.whole
         if before is None:
             runtime, version = self.context.runtime, source.version + _AHEAD
@@ -364,14 +357,13 @@ class _Clone:
                 metadata=source.metadata,
                 features=source.features,
             )
-            at = roots.install(root.with_copies({}, DEFAULT_BRANCH), None)
-            if at is None:
+            if roots.install(root.with_copies({}, DEFAULT_BRANCH), None) is None:
                 raise ConflictError(
                     f"another process has made the repository at {self.storage.url} meanwhile; "
                     "clone again"
                 )
             keep_reserve(self.storage)
-            return at.root.version
+            return
         known = {name: branch.head.key for name, branch in before.branches.items()}
 
         def change(root: Root) -> Root:
@@ -403,4 +395,4 @@ class _Clone:
                 metadata={**whole.metadata, **source.metadata},
             )
 
-        return roots.update(change, _OPERATION, "", "", _SWAPS).root.version
+        roots.update(change, _OPERATION, "", "", _SWAPS)
