@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from html import escape
 
 import numpy as np
 from msgspec import Struct
@@ -23,8 +22,6 @@ _FULL, _PART, _NONE = "\N{FULL BLOCK}", "\N{MEDIUM SHADE}", "\N{MIDDLE DOT}"
 
 class ChunkSelection(Report, Struct, frozen=True, eq=False):
     """The chunks of an array that may hold cells that a where selects.
-
-    A notebook shows the grid of chunks as a picture, too.
 
     Parameters
     ----------
@@ -96,10 +93,6 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
         counts = folding.cover(self.boxes)
         marks = np.where(counts == folding.whole, _FULL, np.where(counts > 0, _PART, _NONE))
         return "\n".join("".join(row) for row in marks.tolist())
-
-    def _repr_html_(self) -> str:
-        """What `str` says, and the grid of chunks as a picture."""
-        return f"<pre>{escape(str(self))}\n\n{self.picture()}</pre>"
 
 
 class Usage(Report, Struct, frozen=True):
@@ -330,7 +323,7 @@ class IngestReport(Report, Struct, frozen=True):
     Examples
     --------
     >>> print(IngestReport(None, (), (), (), 365, 0.5))
-    nothing to do: 365 files were there already
+    nothing to do: 365 there already
     """
 
     snapshot_id: str | None
@@ -346,17 +339,14 @@ class IngestReport(Report, Struct, frozen=True):
         return sum(file.nbytes for file in (*self.added, *self.replaced))
 
     def _lines(self) -> Iterator[str]:
-        there = f"{count_text(self.unchanged, 'file')} {'was' if self.unchanged == 1 else 'were'}"
         counts = (
             (len(self.added), f"{count_text(len(self.added), 'file')} added"),
             (len(self.replaced), f"{len(self.replaced):,} replaced"),
-            (self.unchanged, f"{there} there already"),
+            (self.unchanged, f"{self.unchanged:,} there already"),
             (len(self.failed), f"{len(self.failed):,} left out"),
         )
         done = ", ".join(what for count, what in counts if count) or "no files"
         if self.snapshot_id is not None:
-            rate = round(self.nbytes / self.seconds) if self.seconds > 0 else 0
-            done += ", in 1 commit: "
-            done += f"{bytes_text(self.nbytes)} in {self.seconds:.1f} s, {bytes_text(rate)}/s"
+            done += f", in 1 commit: {bytes_text(self.nbytes)} in {self.seconds:.1f} s"
         yield done if self.snapshot_id is not None else f"nothing to do: {done}"
         yield from (f"  left out {file}" for file in self.failed)
