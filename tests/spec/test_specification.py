@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 from msgspec.structs import fields
@@ -38,6 +39,8 @@ def named(cell: str) -> list[str]:
 
 def written() -> set[str]:
     """The keys of the maps that encoders make, and the names of columns."""
+    for path in FORMAT.glob("*.py"):  # a record is known once its module is imported
+        import_module(f"zarr_manifests.format.{path.stem}")
     found = {one.encode_name for kind in (BlobRef, *records_of(Record)) for one in fields(kind)}
     for path in FORMAT.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
