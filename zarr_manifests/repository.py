@@ -1045,9 +1045,9 @@ class Repository:
     ) -> ManifestLayout:
         """Which manifest holds which chunk refs of a snapshot, and the rule that put them there.
 
-        For each array: the rule that matches it, its set, its leaves and their manifests, and the
-        sets that did not take it. All of it is in the snapshot; no manifest is fetched. By default
-        for the head of `main`.
+        For each array: the rule that matches it, its set, its manifests, and the sets that did
+        not take it. All of it is in the snapshot; no manifest is fetched. By default for the head
+        of `main`.
 
         To see what another configuration would make of it, open the repository with that one, and
         compact a branch made for that.

@@ -199,8 +199,8 @@ class ManifestPlace(Struct, frozen=True):
 
     Parameters
     ----------
-    key : str or None
-        Its key in the storage; None if it is only planned.
+    key : str
+        Its key in the storage.
     set_name : str
         The manifest set it was packed for.
     refs : int
@@ -211,20 +211,11 @@ class ManifestPlace(Struct, frozen=True):
         How many arrays have refs in it.
     """
 
-    key: str | None
+    key: str
     set_name: str
     refs: int
     nbytes: int
     arrays: int
-
-
-class LeafPlace(Struct, frozen=True):
-    """A leaf: the box [lo, hi) of an array's chunks, its refs, and its manifest's position."""
-
-    lo: Coords
-    hi: Coords
-    refs: int
-    manifest: int
 
 
 class ArrayPlace(Struct, frozen=True):
@@ -240,10 +231,12 @@ class ArrayPlace(Struct, frozen=True):
         The manifest set that says.
     overflows : tuple of Overflow
         The sets that did not take it, each with `set_name` and `why`.
-    leaves : tuple of LeafPlace
-        Where its refs are.
+    refs : int
+        Refs in manifests of the base.
+    manifests : tuple of int
+        Positions of these manifests, each once.
     pending_refs : int
-        Refs that commits since have set or unset, and that are in no leaf yet.
+        Refs that commits since have set or unset, and that are in no manifest of the base yet.
     is_coordinate : bool
         Whether it is a 1-d array named as its own dimension.
     """
@@ -252,19 +245,10 @@ class ArrayPlace(Struct, frozen=True):
     rule: int | None
     wanted: str
     overflows: tuple[Overflow, ...]
-    leaves: tuple[LeafPlace, ...]
+    refs: int
+    manifests: tuple[int, ...]
     pending_refs: int
     is_coordinate: bool
-
-    @property
-    def refs(self) -> int:
-        """Refs in all its leaves."""
-        return sum(leaf.refs for leaf in self.leaves)
-
-    @property
-    def manifests(self) -> tuple[int, ...]:
-        """Positions of the manifests with leaves of it, each once."""
-        return tuple(sorted({leaf.manifest for leaf in self.leaves}))
 
 
 class ManifestLayout(Report, Struct, frozen=True):

@@ -69,7 +69,6 @@ from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import (
     ArrayPlace,
     CompactionReport,
-    LeafPlace,
     ManifestLayout,
     ManifestPlace,
 )
@@ -463,11 +462,10 @@ def layout_now(context: ReadContext, view: SnapshotView) -> ManifestLayout:
     ]
     arrays = []
     for one in sorted(facts.values(), key=lambda array: (array.path, array.node_id)):
-        leaves = tuple(
-            LeafPlace(leaf.part.box.lo, leaf.part.box.hi, leaf.part.count, numbers[leaf.key])
-            for leaf in index.placed(one.node_id)
-        )
+        placed = index.placed(one.node_id)
+        refs = sum(leaf.part.count for leaf in placed)
+        held_by = tuple(sorted({numbers[leaf.key] for leaf in placed}))
         found = explain(config.chunk_manifests, one, index)
         rows = pending.get(one.node_id, 0)
-        arrays.append(ArrayPlace(one.path, *found, leaves, rows, one.is_coordinate))
+        arrays.append(ArrayPlace(one.path, *found, refs, held_by, rows, one.is_coordinate))
     return ManifestLayout(view.snapshot_id, tuple(shown), tuple(arrays))
