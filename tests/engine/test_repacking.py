@@ -75,7 +75,7 @@ def test_what_it_refuses() -> None:
             repo.compact(mode="packs", min_live=wrong)  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match="other"):
         repo.compact("other", mode="packs")
-    assert repo.compact(mode="packs").objects == 0
+    assert repo.compact(mode="packs").packs == 0
 
 
 def overwrite(repo: Repository) -> None:

@@ -37,11 +37,9 @@ class CompactionReport(Report, Struct, frozen=True):
         Chunk refs in manifests that were written.
     bytes_written : int
         Bytes of all objects that were written.
-    objects, nbytes : int
-        With `packs`: chunk objects that the head refers to, and their bytes, as far as they are
-        there.
     packs, packs_nbytes : int
-        Those of them whose live part is below `min_live`, and their bytes, the dead ones included.
+        With `packs`: chunk objects that the head refers to and whose live part is below `min_live`,
+        and their bytes, the dead ones included.
     chunks, chunks_nbytes : int
         Live chunks in these packs, those that were moved, or would be; and their bytes.
     chunks_overtaken : int
@@ -60,8 +58,6 @@ class CompactionReport(Report, Struct, frozen=True):
     manifests_written: int = 0
     refs_merged: int = 0
     bytes_written: int = 0
-    objects: int = 0
-    nbytes: int = 0
     packs: int = 0
     packs_nbytes: int = 0
     chunks: int = 0

@@ -282,8 +282,7 @@ class Diff(Report, Struct, frozen=True, eq=False):
         for path, at in self.chunks.items():
             yield f"  {path}: {_chunks_text(at)}"
             if path in self.cells:
-                by = "by {:g} to {:g}".format(*self.steps[path]) if path in self.steps else ""
-                yield f"    {count_text(int(self.cells[path].sum()), 'changed cell')} {by}".rstrip()
+                yield f"    {_cells_text(self.cells[path], self.steps.get(path))}"
 
     def plot(self) -> npt.NDArray[np.object_]:
         """Draw which chunks of each array changed, and return the axes.
@@ -330,6 +329,12 @@ def field_lines(fields: Fields) -> Iterator[str]:
         before, after = (t if len(t) <= _SHOWN_TEXT else f"{t[:_SHOWN_TEXT]}..." for t in texts)
         gone = f"{before} removed" if now is None else f"{before} to {after}"
         yield f"    {name}: {f'{after} added' if was is None else gone}"
+
+
+def _cells_text(counts: IndexArray, steps: tuple[float, float] | None) -> str:
+    """How many cells have changed, and by how much."""
+    told = count_text(int(counts.sum()), "changed cell")
+    return told if steps is None else f"{told} by {steps[0]:g} to {steps[1]:g}"
 
 
 def _chunks_text(chunks: IndexArray) -> str:

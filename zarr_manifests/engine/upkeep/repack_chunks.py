@@ -120,8 +120,6 @@ def repack_chunks(
     due = due_packs(uses, sizes, min_live)
     report = CompactionReport(
         mode="packs",
-        objects=len(uses),
-        nbytes=sum(sizes.values()),
         packs=len(due),
         packs_nbytes=sum(sizes[key] for key in due),
         chunks=sum(uses[key].chunks for key in due),
