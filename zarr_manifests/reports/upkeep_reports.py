@@ -39,7 +39,7 @@ class CompactionReport(Report, Struct, frozen=True):
         Bytes of all objects that were written.
     packs, packs_nbytes : int
         With `packs`: chunk objects that the head refers to and whose live part is below `min_live`,
-        and their bytes, the dead ones included.
+        and their bytes.
     chunks, chunks_nbytes : int
         Live chunks in these packs, those that were moved, or would be; and their bytes.
     chunks_overtaken : int
@@ -64,6 +64,11 @@ class CompactionReport(Report, Struct, frozen=True):
     chunks_nbytes: int = 0
     chunks_overtaken: int = 0
     packs_written: int = 0
+
+    @property
+    def dead_nbytes(self) -> int:
+        """Bytes of the packs that nothing of the head refers to, and that become garbage."""
+        return self.packs_nbytes - self.chunks_nbytes
 
 
 class RewriteReport(Report, Struct, frozen=True, kw_only=True):
