@@ -1,4 +1,4 @@
-"""What all reports can do: become a dict that JSON knows, and text for people."""
+"""What all reports can do: become a dict, JSON, a DataFrame, and text for people."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from zarr_manifests.errors import InvalidArgumentError, plain_text
 from zarr_manifests.texts import parts_of
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import RenderableType
 
 
@@ -39,6 +40,21 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The attributes by name, in types that JSON knows; times are ISO 8601 in UTC."""
         return {name: plain(value) for name, value in parts_of(self)}
+
+    def to_json(self) -> str:
+        """The attributes as one line of JSON, in ASCII."""
+        return json_line(self)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row for each element of its first collection of parts; else one row of all."""
+        import pandas as pd
+
+        told = self.to_dict()
+        for name in told:
+            value = getattr(self, name)
+            if isinstance(value, tuple) and value and isinstance(value[0], Struct):
+                return pd.json_normalize(told[name])
+        return pd.json_normalize(told, max_level=0)
 
     def __rich__(self) -> RenderableType:
         """What a terminal shows."""
