@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from html import escape
 
 import numpy as np
 from msgspec import Struct
@@ -93,6 +94,10 @@ class ChunkSelection(Report, Struct, frozen=True, eq=False):
         counts = folding.cover(self.boxes)
         marks = np.where(counts == folding.whole, _FULL, np.where(counts > 0, _PART, _NONE))
         return "\n".join("".join(row) for row in marks.tolist())
+
+    def _repr_html_(self) -> str:
+        """What `str` says, and the grid of chunks as a picture."""
+        return f"<pre>{escape(str(self))}\n\n{self.picture()}</pre>"
 
 
 class Usage(Report, Struct, frozen=True):
