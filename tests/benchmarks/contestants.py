@@ -82,7 +82,8 @@ class Ours(Contestant):
 
     def forget(self) -> None:
         for name, module in list(sys.modules.items()):
-            if name.startswith("zarr_manifests."):
+            # What the package says of its own options was not read anywhere.
+            if name.startswith("zarr_manifests.") and ".config" not in name:
                 for value in vars(module).values():
                     if hasattr(value, "cache_clear"):
                         value.cache_clear()
