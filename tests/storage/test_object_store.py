@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import zarr_manifests as zm
+from small_store import Answer
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -157,6 +158,23 @@ def test_a_store_that_loses_commits_is_read_only(small_store: Any, ignored: str)
     assert context_of(repo).repository_id == context_of(made).repository_id
     with pytest.raises(UnsupportedStorageError, match="read-only"):
         repo.writable_session()
+
+
+def test_a_swap_that_came_before_the_object_proves_nothing(small_store: Any) -> None:
+    """Of a store that looks whether there is an object, and at no etag."""
+    small_store.heeds -= {"If-Match"}
+    early = True
+
+    def fault(request: Any) -> Any:
+        nonlocal early
+        if early and request.headers.get("If-Match"):
+            early = False
+            return Answer.refusal(412, "PreconditionFailed")
+        return None
+
+    small_store.faults.append(fault)
+    with pytest.raises(UnsupportedStorageError, match="takes no notice of If-Match"):
+        zm.create(_storage("bucket/ill"))
 
 
 # --- errors ----------------------------------------------------------------------------------

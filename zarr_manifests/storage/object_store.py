@@ -21,7 +21,7 @@ to theirs.
 
 The test is one object, `.probe`. It is created twice and replaced on an ETag that no object has, by
 three requests at once. A store that respects conditions refuses all but one of them. What it did
-not refuse is sent again, once the object is there for sure.
+not refuse, and the swap where the object is new, is sent again, once the object is there for sure.
 """
 
 from __future__ import annotations
@@ -513,6 +513,8 @@ class ObjectStorage:
         # not there.
         if all(map(self._ignores, created)) and self._ignores(create()):
             return "If-None-Match"
+        if self._made_probe:  # then the swap may have come before the object
+            swapped = swap()
         return "If-Match" if self._ignores(swapped) and self._ignores(swap()) else ""
 
     def _ignores(self, found: Any) -> bool:
