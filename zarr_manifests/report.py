@@ -42,11 +42,29 @@ class Report:
         return {name: plain(value) for name, value in parts_of(self)}
 
     def to_json(self) -> str:
-        """The attributes as one line of JSON, in ASCII."""
+        """The attributes as one line of JSON, in ASCII.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> zm.create("memory://report-json-example").verify().to_json()[:15]
+        '{"problems": []'
+        """
         return json_line(self)
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row for each element of its first collection of parts; else one row of all."""
+        """One row for each element of its first collection of parts; else one row of all.
+
+        Examples
+        --------
+        >>> import zarr, zarr_manifests as zm
+        >>> repo = zm.create("memory://report-pandas-example")
+        >>> with repo.transaction(message="an array") as store:
+        ...     array = zarr.create_array(store, name="t", shape=2, dtype="i1")
+        ...     array[:] = 1
+        >>> repo.du().to_pandas()[["path", "total.chunks"]].values.tolist()
+        [['/t', 1]]
+        """
         import pandas as pd
 
         told = self.to_dict()
