@@ -172,7 +172,7 @@ class Nested(Kind):
         What they leave out is as in the section `below`, or has its default. `known` has values by
         field.
         """
-        if isinstance(given, self.section):
+        if type(given) is self.section:  # one below it may have more options
             return given
         if not isinstance(given, Mapping | None):
             faults(f"expected options and their values, got {shown(given)}")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.config import Config
+from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.errors import ConfigError
 
 WRONG = """
@@ -143,3 +143,8 @@ def test_anything_is_a_configuration_or_has_faults(options: dict[Any, Any]) -> N
         with contextlib.suppress(ConfigError):
             config = Config.from_dict(given_options)
             assert Config.from_dict(config.to_dict()) == config
+
+
+def test_what_one_machine_keeps_in_memory_is_not_saved() -> None:
+    with pytest.raises(ConfigError, match="cache: expected options"):
+        Config(cache=CacheOptions(chunk_bytes=5))
