@@ -3,10 +3,10 @@
 The repository exists once the root is written. Objects of a create that was killed before that are
 recognized by their names, and do not keep the next create from succeeding.
 
-On an object store it takes two rounds of requests, and one more for a probe that is new. In the first the place is listed, the store is
-tested for conditions, and the snapshot is written: under a random name, so that no condition is
-needed. The root is written in the second. A store that ignores conditions, and a place that is not
-empty, keep no snapshot.
+On an object store it takes two rounds of requests, and one more for a probe that is new. In the
+first the place is listed, the store is tested for conditions, and the snapshot is written: under a
+random name, so that no condition is needed. The root is written in the last. A store that ignores
+conditions, and a place that is not empty, keep no snapshot.
 """
 
 from __future__ import annotations
