@@ -20,7 +20,7 @@ help:  ## list these commands
 setup:  ## make .venv with everything in it (the others do this by themselves)
 	@.ci/setup
 
-demo: setup  ## run the main job on real data: netCDF, commits, xarray, Spark
+demo: setup  ## run the main job on real data: netCDF, commits, xarray, Spark, a stream
 	rm -rf zarr-manifests-demo
 	.venv/bin/zarr-manifests demo
 

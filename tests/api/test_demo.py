@@ -32,6 +32,8 @@ def test_the_whole_demo(tmp_path: Path) -> None:
     assert "132 means, as xarray computes them" in done.stdout
     said = " ".join(done.stdout.split())
     assert said.count("every value as in the netCDF file") == 2
+    assert "4 files, one commit each" in said
+    assert "after the restart 1 batch came again and made no commit" in said
     assert "of 132 chunks 66 skipped by time" in said
     assert (tmp_path / "here" / "winds.png").stat().st_size > 10_000
     left = {path.name for path in (tmp_path / "here").iterdir()}

@@ -299,9 +299,9 @@ def _save(storage: Storage, places: Mapping[str, str]) -> None:
 
 @verb
 def run_demo(directory: Path = Path("zarr-manifests-demo")) -> None:
-    """Run the main job on eleven years of winds: netCDF, commits, xarray, Spark.
+    """Run the main job on eleven years of winds: netCDF, commits, xarray, Spark, a stream.
 
-    Without Java or pyspark, the step with Spark is left out, and the exit code is 1.
+    Without Java or pyspark, the steps with Spark are left out, and the exit code is 1.
 
     Parameters
     ----------
