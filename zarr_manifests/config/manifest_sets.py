@@ -34,7 +34,7 @@ from zarr_manifests.config.sections import (
     text,
     whole,
 )
-from zarr_manifests.errors import ConfigError, InvalidArgumentError
+from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.runtime import fork_awaited_lock
 from zarr_manifests.texts import known_as, listed, shown, spelled
 
@@ -178,7 +178,9 @@ class _NamedSet(Nested):
             return given
         ((name, body),) = entry.items()
         below = _DEFAULT_SET if name == DEFAULT_SET_NAME else None
-        return super().read(body, faults.at(spelled(name)), below, {"name": name})
+        found = super().read(body, faults.at(spelled(name)), below, {"name": name})
+        is_known = isinstance(found, ManifestSet) or not _SET_NAME.sound(name)
+        return found if is_known else ManifestSet(name)  # whose name other entries may say
 
     def write(self, value: Any) -> Any:
         body = plain_values(value)
@@ -332,8 +334,7 @@ class ChunkManifests(Struct, frozen=True):
     Raises
     ------
     ConfigError
-        If a value is wrong; or, where each is sound, if a name is used twice or is not there, or
-        sets overflow in a circle.
+        If a value is wrong, a name is used twice or is not there, or sets overflow in a circle.
 
     Examples
     --------
@@ -356,24 +357,23 @@ class ChunkManifests(Struct, frozen=True):
     def __post_init__(self) -> None:
         # By identity: a rule that somebody wrote is never dropped, even if it is the same.
         by_default = self.rules is _DEFAULT_RULES
-        read_options(self)
+        read_options(self, self._faults_between(by_default))
         names = [one.name for one in self.sets]
         if DEFAULT_SET_NAME not in names:
             force_setattr(self, "sets", (*self.sets, _DEFAULT_SET))
             read_options(self)  # it is one of as many as are allowed
         if by_default and _COORDINATES not in names:
             force_setattr(self, "rules", ())
-        if faults := [*self._faults_between()]:
-            raise ConfigError(faults)
 
-    def _faults_between(self) -> Iterator[str]:
-        """What is wrong between sets and rules, each of which is sound."""
+    def _faults_between(self, by_default: bool) -> Iterator[str]:
+        """What is wrong between sets and rules, which may have faults of their own."""
         places, targets = dict[str, str](), dict[str, str | None]()
-        for i, one in enumerate(self.sets):
-            if one.name in targets:
+        for i, one in enumerate[Any](self.sets):
+            if isinstance(one, ManifestSet) and one.name in targets:
                 yield f"sets[{i}].{one.name}: another set has this name; choose a new one"
-            else:
+            elif isinstance(one, ManifestSet):
                 places[one.name], targets[one.name] = f"sets[{i}].{one.name}", one.overflow_to
+        targets.setdefault(DEFAULT_SET_NAME, None)
         for name, target in targets.items():
             if target is not None and target not in targets:
                 near = known_as(target, targets)
@@ -386,10 +386,11 @@ class ChunkManifests(Struct, frozen=True):
                 f"{places[next(iter(left))]}.overflow-to: the sets overflow in a circle "
                 f"({listed(left)}); let one overflow to default"
             )
-        for i, rule in enumerate(self.rules):
-            if rule.target not in targets:
-                near = known_as(rule.target, targets)
-                yield f"rules[{i}].target: there is no set {shown(rule.target)}; {near}"
+        for i, rule in enumerate(() if by_default else self.rules):
+            target = rule.get("target") if isinstance(rule, dict) else getattr(rule, "target", None)
+            if isinstance(target, str) and target not in targets:
+                near = known_as(target, targets)
+                yield f"rules[{i}].target: there is no set {shown(target)}; {near}"
 
     def ordered_sets(self) -> tuple[ManifestSet, ...]:
         """The sets, each after those that overflow to it; ties in the order of `sets`."""

@@ -150,7 +150,7 @@ class ListOf(Kind):
             faults(f"{len(given)} entries, at most {self.most} are allowed")
         else:
             return tuple(self.item.read(each, faults.at(f"[{i}]")) for i, each in enumerate(given))
-        return given
+        return ()
 
     def write(self, value: Any) -> Any:
         return self.none if value is None else [self.item.write(each) for each in value]

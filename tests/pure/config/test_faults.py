@@ -34,7 +34,7 @@ chunk-manifests:
       target: coord3
       metadata-chunks: [5, 3]
     - metadata-chunks: [5]
-    - {target: default, initialized-chunks: [-1, a], patch: x}
+    - {target: nowhere, initialized-chunks: [-1, a], patch: x}
   splitting: yes
   preload: {max-manifests: -1, arrays: [{path: "("}]}
 """
@@ -68,6 +68,7 @@ sets[3].default.overflow-to
 sets[3].default.cardinality
 sets[4]
 sets[5].coord3.max-manifest-size
+sets[5].coord3
 rules[0].path
 rules[0].metadata-chunks
 rules[1].target
@@ -75,6 +76,7 @@ rules[1].metadata-chunks
 rules[2].patch
 rules[2].initialized-chunks
 rules[2].initialized-chunks
+rules[2].target
 splitting
 preload.max-manifests
 preload.arrays[0].path
