@@ -35,14 +35,13 @@ from zarr_manifests.format.zone_maps import HASH_BYTES, MEANING_BYTES, PAGE_ROWS
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 from zarr_manifests.planning.merge import (
     Layer,
-    aligned,
     merge_layers,
     pick,
     rows_at,
     same_rows,
     select,
     split,
-    without_unused_sessions,
+    unchanged,
 )
 
 _ATTRIBUTES: Final = ("_FillValue", "missing_value", "_Unsigned", "_Encoding", "dtype")
@@ -302,8 +301,6 @@ def _is_lossless(codec: Any) -> bool:
 
 # --- entries -----------------------------------------------------------------------------------
 
-_COMPARED: Final = ("kind", "source", "number", "offset", "length", "crc32c")
-
 
 def zones_of_chunks(meaning: bytes, table: ChunkTable, bounds: Bounds) -> ZoneTable | None:
     """The entries of the chunks in a table; row i of `bounds` describes row i of `table`.
@@ -346,38 +343,12 @@ def _addresses(table: ChunkTable) -> ChunkTable:
 
 def valid(zones: ZoneTable, table: ChunkTable | None) -> npt.NDArray[np.bool_]:
     """Which entries describe the chunk that `table` has at their coordinate (bool[n])."""
-    count = np.zeros(len(zones), np.bool_)
     if table is None or not table.box.overlaps(zones.box):
-        return count
-    if same_rows(zones.addresses, table):  # as those of chunks that were written together have
-        due = known = _identified(table)
-    else:
-        coords = zones.coords()
-        # Only these rows are looked at, since there may be many others. Both are in C order.
-        table = without_unused_sessions(pick(table, coords))
-        known = _identified(table)
-        rows = rows_at(table, coords)
-        due = rows >= 0
-        due[due] = known[rows[due]]
-    if not due.any():
-        return count
-    mine, its = aligned(select(zones.addresses, due), _addresses(select(table, known)))
-    same = np.ones(len(mine), np.bool_)
-    inline = mine.kind == RefKind.INLINE
-    for name in _COMPARED:
-        equal = getattr(mine, name) == getattr(its, name)
-        # Where the hash lies is no part of the address.
-        same &= (equal | inline) if name == "offset" else equal
-    both = inline & same
-    if both.any():
-        same[both] = (_hashes(mine, both) == _hashes(its, both)).all(axis=1)
-    count[due] = same
-    return count
-
-
-def _hashes(addresses: ChunkTable, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    hashes = np.frombuffer(addresses.inline, np.uint8).reshape(-1, HASH_BYTES)
-    return hashes[addresses.offset[rows] // HASH_BYTES]
+        return np.zeros(len(zones), np.bool_)
+    if not same_rows(zones.addresses, table):  # as those of chunks that were written together have
+        # Only these rows are looked at, since there may be many others.
+        table = pick(table, zones.coords())
+    return unchanged(zones.addresses, _addresses(table))
 
 
 def taken(zones: ZoneTable, keep: npt.NDArray[np.bool_]) -> ZoneTable | None:

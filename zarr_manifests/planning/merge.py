@@ -110,19 +110,6 @@ def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
     return _gather([table], table.box, rows if table.index is None else table.index[rows], rows)
 
 
-def without_unused_sessions(table: ChunkTable) -> ChunkTable:
-    """The same rows, without session ids that no row refers to."""
-    native = table.kind == RefKind.NATIVE
-    used = np.unique(table.source[native])
-    if len(used) == len(table.sources):
-        return table
-    place = np.zeros(len(table.sources), np.int64)
-    place[used] = np.arange(len(used))
-    source = table.source.copy()
-    source[native] = place[source[native]]
-    return replace(table, source=source, sources=tuple(table.sources[i] for i in used.tolist()))
-
-
 def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
     """The table without the rows at these coordinates (int64[n, ndim])."""
     keep = np.ones(len(table), np.bool_)
@@ -379,21 +366,28 @@ def difference(new: ChunkTable | None, old: ChunkTable | None) -> ChunkTable | N
         return new if old is None else _unset(old)
     if new is old:
         return None
-    kept_new, kept_old = shared_rows(new, old), shared_rows(old, new)
-    # Both use the same numbering of files and sessions, so that positions compare.
-    (a, b), n = aligned(new, old), int(kept_new.sum())
-    same = np.ones(n, np.bool_)
-    for name in ("kind", "source", "number", "length", "crc32c"):
-        same &= getattr(a, name)[kept_new] == getattr(b, name)[kept_old]
-    inline = a.kind[kept_new] == RefKind.INLINE
-    same &= inline | (a.offset[kept_new] == b.offset[kept_old])
-    rows, others = np.flatnonzero(kept_new), np.flatnonzero(kept_old)
-    for i in np.flatnonzero(same & inline).tolist():
-        same[i] = a.ref(int(rows[i])) == b.ref(int(others[i]))
-    changed = np.ones(len(new), np.bool_)
-    changed[rows[same]] = False
-    tables = [select(new, changed), _unset(select(old, ~kept_old))]
+    gone = ~shared_rows(old, new)
+    tables = [select(new, ~unchanged(new, old)), _unset(select(old, gone))]
     return merge_layers([Layer(None, tuple(tables))]).table
+
+
+def unchanged(table: ChunkTable, other: ChunkTable) -> npt.NDArray[np.bool_]:
+    """Which rows of `table` have the same ref in `other`."""
+    found = np.zeros(len(table), np.bool_)
+    at = np.arange(len(table)) if same_rows(table, other) else rows_at(other, table.coords())
+    mine = np.flatnonzero(at >= 0)
+    its = at[mine]
+    # Both use the same numbering of files and sessions, so that positions compare.
+    a, b = aligned(table, other)
+    same = np.ones(len(mine), np.bool_)
+    for name in ("kind", "source", "number", "length", "crc32c"):
+        same &= getattr(a, name)[mine] == getattr(b, name)[its]
+    inline = a.kind[mine] == RefKind.INLINE
+    same &= inline | (a.offset[mine] == b.offset[its])
+    for i in np.flatnonzero(same & inline).tolist():
+        same[i] = a.ref(int(mine[i])) == b.ref(int(its[i]))
+    found[mine] = same
+    return found
 
 
 def shared_rows(table: ChunkTable, other: ChunkTable) -> npt.NDArray[np.bool_]:
