@@ -111,8 +111,8 @@ def _due(
     parts: list[IndexArray] = []
     if was.node_id == now.node_id:
         deltas = deltas_apart(context, context.roots.read().root, old.ref, new.ref)
-        delta = net_changes(context, old, new, deltas, {now.node_id})
-        parts += [table.coords() for table in delta.embedded.tables(now.node_id)]
+        found = net_changes(context, old, new, deltas, {now.node_id}).nodes.get(now.node_id)
+        parts += [found.chunks.coords()] if found and found.chunks is not None else []
     # Of an array made anew, no log says which chunks are the same.
     if was.documents != now.documents or was.node_id != now.node_id:  # or have other cells
         every = (view.chunks(node.node_id) for view, node in zip(views, nodes, strict=True))

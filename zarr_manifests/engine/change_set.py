@@ -52,7 +52,7 @@ from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c, lineage_of, object_key, session_of
-from zarr_manifests.planning.components import Reads
+from zarr_manifests.planning.components import Changes, Reads
 from zarr_manifests.planning.meaning import like, merged
 from zarr_manifests.planning.merge import (
     Layer,
@@ -429,6 +429,15 @@ class ChangeSet(Struct, eq=False):
             newest = self._together([tables[i] for i in alike])
             parts += [] if newest is None else map(owned, in_tables(newest))
         return tuple(parts)
+
+    def all_parts(self) -> dict[bytes, tuple[Rows, ...]]:
+        """All changed chunks, by node."""
+        return {node_id: parts for node_id in self.touched() if (parts := self.parts(node_id))}
+
+    def on(self, nodes: Mapping[str, Node], by_id: Mapping[bytes, Node]) -> Changes:
+        """The changes, given the nodes before them by path and by node id."""
+        tables = {n: tuple(map(self.rows, self.layers(n))) for n in self.touched()}
+        return Changes.of(nodes, by_id, self.nodes, self.truncated, tables)
 
     def put_table(self, node_id: bytes, table: Rows) -> None:
         """Put a table of refs on top of the node's changes."""

@@ -37,11 +37,10 @@ from zarr_manifests.engine.differences import (
     delta_of,
     deltas_apart,
     deltas_between,
-    distinct,
+    logged_changes,
     merge_base,
     net_changes,
     tables_of,
-    touched_chunks,
 )
 from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.errors import (
@@ -64,16 +63,12 @@ from zarr_manifests.planning.changes import (
     CellChanges,
     Change,
     ChangedArray,
-    NodeTable,
-    changes_of,
     classify_cells,
+    records_of,
 )
-from zarr_manifests.planning.components import changed_nodes, compare_documents
+from zarr_manifests.planning.components import NodeChange, compare_documents, replayed
 from zarr_manifests.planning.live_deltas import lies_in
-from zarr_manifests.planning.merge import (
-    agree,
-    narrower,
-)
+from zarr_manifests.planning.merge import agree
 from zarr_manifests.progress import counted
 from zarr_manifests.reports import Diff
 
@@ -167,10 +162,13 @@ def _check_logs(context: ReadContext, snapshots: list[Snapshot]) -> None:
 def _log(
     context: ReadContext, before: SnapshotView | None, commits: list[LoggedCommit]
 ) -> Iterator[Change]:
-    nodes = NodeTable(() if before is None else before.nodes.values())
-    for commit in counted("reading commits", commits):
-        delta = context.objects.load(commit.log, Delta)
-        yield from changes_of(nodes, delta, tables_of(context, delta), commit.snapshot_id)
+    loads = (
+        context.objects.load(commit.log, Delta) for commit in counted("reading commits", commits)
+    )
+    nodes = () if before is None else before.nodes.values()
+    each = replayed(nodes, ((delta, tables_of(context, delta)) for delta in loads))
+    for commit, changes in zip(commits, each, strict=True):
+        yield from records_of(changes, commit.snapshot_id)
 
 
 def _net(
@@ -178,9 +176,7 @@ def _net(
 ) -> Iterator[Change]:
     loads = counted("reading commits", commits)
     deltas = [context.objects.load(commit.log, Delta) for commit in loads]
-    delta = net_changes(context, before, context.open_view(end), deltas, read=False)
-    nodes = NodeTable(() if before is None else before.nodes.values())
-    yield from changes_of(nodes, delta, tables_of(context, delta))
+    return records_of(net_changes(context, before, context.open_view(end), deltas, read=False))
 
 
 @contextmanager
@@ -238,8 +234,8 @@ def compare(context: ReadContext, start: Branch, end: Branch, *, symmetric: bool
             deltas = _logged(context, before, after)
         if deltas is None:
             apart = deltas_apart(context, root, before.ref, after.ref)
-            deltas = [net_changes(context, before, after, apart)]
-    return _difference(context, before, after, deltas)
+            return Diff.of(net_changes(context, before, after, apart))
+    return Diff.of(logged_changes(context, before, deltas))
 
 
 def _logged(
@@ -248,22 +244,6 @@ def _logged(
     """The deltas of the commits between; None if the first is no ancestor of the second."""
     with if_expired(context, before.snapshot_id, after.ref):
         return deltas_between(context, before, after.ref)
-
-
-def _difference(
-    context: ReadContext, before: SnapshotView, after: SnapshotView, deltas: Sequence[Delta]
-) -> Diff:
-    """The changes in these deltas, which are all those after `before` up to `after`."""
-    changed = changed_nodes(before.nodes, after.nodes)
-    paths = {node.node_id: absolute(path) for path, node in after.nodes.items()}
-    touched = touched_chunks(context, deltas, paths)
-    chunks = {paths[node_id]: distinct(coords) for node_id, coords in touched.items()}
-    cuts: dict[bytes, Coords] = {}
-    for node_id, shape in ((i, shape) for delta in deltas for i, shape in delta.truncated.items()):
-        if node_id in paths and node_id in before.by_id:
-            cuts[node_id] = narrower(cuts.get(node_id), shape) or shape
-    truncated = {paths[node_id]: shape for node_id, shape in cuts.items()}
-    return Diff.of(changed, dict(sorted(chunks.items())), truncated, after.nodes.values())
 
 
 # --- cells of arrays ----------------------------------------------------------------------------
@@ -303,9 +283,9 @@ def changed_cells(
         new = context.open_view(end.head)
         pairs = [_pair(path, old, new) for path in paths]
         kept = {was.node.node_id for was, now in pairs if was and _means_the_same(was, now)}
-        delta = net_changes(context, old, new, deltas, kept, read=False)
+        changes = net_changes(context, old, new, deltas, kept, read=False)
         arrays = [
-            _changed(was, now, delta)
+            _changed(was, now, changes.nodes.get(was.node.node_id))
             if was is not None and now is not None and was.node.node_id in kept
             else _replaced(was, now)
             for was, now in pairs
@@ -378,21 +358,18 @@ def _means_the_same(was: _Array, now: _Array | None) -> bool:
     return not compare_documents(was.node, now.node).structure
 
 
-def _changed(was: _Array, now: _Array, delta: Delta) -> ChangedArray:
+def _changed(was: _Array, now: _Array, change: NodeChange | None) -> ChangedArray:
     """What has happened to an array, by what makes the one snapshot into the other."""
-    node_id = was.node.node_id
-    written = [np.empty((0, len(now.meta.shape)), np.int64)]
-    dropped = [was.chunks(_cut_off(was.meta.grid.hi, delta.truncated.get(node_id)))]
-    for table in delta.embedded.tables(node_id):
-        unset = table.kind == RefKind.UNSET
-        written.append(table.coords()[~unset])
-        dropped.append(table.coords()[unset])
+    written = gone = np.empty((0, len(now.meta.shape)), np.int64)
+    dropped = was.chunks(_cut_off(was.meta.grid.hi, change.cut if change else None))
+    if change is not None and change.chunks is not None:
+        coords, unset = change.chunks.coords(), change.chunks.kind == RefKind.UNSET
+        written, gone = coords[~unset], coords[unset]
     edges = _moved_edges(was.meta, now.meta)
     # Appends write all chunks at the edge again; nothing is looked up for them then.
-    new = np.concatenate(written)
-    exposed = now.chunks(box for box in edges if int(lies_in(box, new).sum()) < box.size)
-    gone = np.concatenate(dropped)
-    return ChangedArray(was.shape, now.shape, new, gone, exposed, was.there, now.there)
+    exposed = now.chunks(box for box in edges if int(lies_in(box, written).sum()) < box.size)
+    gone = np.concatenate([dropped, gone])
+    return ChangedArray(was.shape, now.shape, written, gone, exposed, was.there, now.there)
 
 
 def _replaced(was: _Array | None, now: _Array | None) -> ChangedArray:

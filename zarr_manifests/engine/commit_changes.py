@@ -44,12 +44,7 @@ from zarr_manifests.engine.landing import (
 )
 from zarr_manifests.engine.metadata import SessionKeys, Upload
 from zarr_manifests.engine.packs import Pack
-from zarr_manifests.engine.rebase import (
-    Mine,
-    Rebasing,
-    combined,
-    put_on_tip,
-)
+from zarr_manifests.engine.rebase import Rebasing, combined, put_on_tip
 from zarr_manifests.engine.roots import is_missing
 from zarr_manifests.engine.totals import Effect, effect_of
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
@@ -67,7 +62,6 @@ from zarr_manifests.format.records import BlobRef, pack, plain, unpack
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
 from zarr_manifests.ids import COMMIT_ID_BYTES, session_of, snapshot_id_of
-from zarr_manifests.planning.components import Reads
 from zarr_manifests.planning.conflict import MarkStep, Txn
 
 _QUICK_BYTES: Final = 4 << 20
@@ -120,7 +114,6 @@ class _Prepared(Struct, frozen=True):
     snapshot: Snapshot
     tables: Mapping[bytes, Sequence[Rows]]
     coordinates: frozenset[bytes]
-    reads: Reads
     zones: BlobRef | None = None
     effect: Effect | None = None
 
@@ -194,8 +187,7 @@ def _landed(
 
     def moved_to(tip: Branch) -> tuple[SnapshotView, _Prepared]:
         """The opened tip, and the commit as it is on top of it."""
-        mine = Mine.of(prepared.delta, prepared.tables, prepared.reads)
-        moved = put_on_tip(workspace, view, changes, tip, request.rebasing, mine)
+        moved = put_on_tip(workspace, view, changes, tip, request.rebasing, prepared.tables)
         on, new = moved.on, moved.changes
         if new is changes:
             return on, prepared if moved.apart else replace(prepared, effect=None)
@@ -248,7 +240,7 @@ def _prepare(
     request: CommitRequest,
     commit_id: bytes | None = None,
 ) -> _Prepared:
-    tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
+    tables = changes.all_parts()
     changed = [node for node in changes.nodes.values() if node is not None]
     encoded = {
         (node, i): Manifest.of([(node, table)])
@@ -284,7 +276,7 @@ def _prepare(
         totals_of(tables),
     )
     at = None if zones is None else zones.ref
-    return _Prepared(delta, tuple(uploads), snapshot, tables, coordinates, changes.reads, at)
+    return _Prepared(delta, tuple(uploads), snapshot, tables, coordinates, at)
 
 
 def _place(

@@ -14,8 +14,7 @@ a place is in the delta if and only if it differs.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Final
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +38,8 @@ from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, IndexArray
-from zarr_manifests.ids import COMMIT_ID_BYTES, snapshot_id_of, snapshot_key
+from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.planning.components import Changes, replayed
 from zarr_manifests.planning.merge import agree, inside, pick, unset_at
 from zarr_manifests.progress import counted
 
@@ -146,15 +146,15 @@ def tables_of(
     return tables
 
 
-def touched_chunks(
-    context: ReadContext, deltas: Iterable[Delta], wanted: Container[bytes] | None = None
-) -> dict[bytes, list[IndexArray]]:
-    """The coordinates that these commits set or unset, by node, for all nodes or those wanted."""
-    found: dict[bytes, list[IndexArray]] = {}
-    for delta in deltas:
-        for node_id, tables in tables_of(context, delta, wanted).items():
-            found.setdefault(node_id, []).extend(table.coords() for table in tables)
-    return found
+def logged_changes(
+    context: ReadContext,
+    before: SnapshotView,
+    deltas: Sequence[Delta],
+    wanted: Container[bytes] | None = None,
+) -> Changes:
+    """What these commits, newest first, did after `before`; chunks only of the nodes wanted."""
+    commits = ((delta, tables_of(context, delta, wanted)) for delta in reversed(deltas))
+    return Changes.joined(replayed(before.nodes.values(), commits))
 
 
 def distinct(coords: Sequence[IndexArray]) -> IndexArray:
@@ -311,8 +311,6 @@ def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef)
 
 # --- the net delta -----------------------------------------------------------------------------
 
-_NOBODY: Final = bytes(COMMIT_ID_BYTES)
-
 
 def deltas_apart(context: ReadContext, root: Root, left: BlobRef, right: BlobRef) -> list[Delta]:
     """Deltas of the commits on both lines since they part; `progress` is told how many were read.
@@ -335,8 +333,8 @@ def net_changes(
     wanted: Container[bytes] | None = None,
     *,
     read: bool = True,
-) -> Delta:
-    """What makes the one snapshot into the other; it is no commit's.
+) -> Changes:
+    """What makes the one snapshot into the other.
 
     Parameters
     ----------
@@ -351,15 +349,15 @@ def net_changes(
     read : bool
         Whether chunks are read where checksums cannot tell.
     """
-    before, was = ({}, {}) if old is None else (old.nodes, old.by_id)
+    nodes, was = ({}, {}) if old is None else (old.nodes, old.by_id)
     now = new.by_id
-    nodes = {
+    changed = {
         path: new.nodes.get(path)
-        for path in before.keys() | new.nodes.keys()
-        if before.get(path) != new.nodes.get(path)
+        for path in nodes.keys() | new.nodes.keys()
+        if nodes.get(path) != new.nodes.get(path)
     }
     both = {i for i in was.keys() & now.keys() if wanted is None or i in wanted}
-    tables: list[tuple[bytes, ChunkTable]] = []
+    tables: dict[bytes, Sequence[ChunkTable]] = {}
     truncated = {}
     for node_id, coords in _touched(context, both, (old, new), deltas).items():
         array = now[node_id].array
@@ -368,17 +366,11 @@ def net_changes(
             coords = coords[inside(coords, array.grid.hi)]
         a, b = (chunks_at(view, node_id, coords) for view in (old, new))
         coords = coords[~same_chunks(context, new, node_id, a, b, coords, read=read)]
-        tables += [(node_id, table) for table in rows_for(b, coords)]
-    for node_id in sorted(now.keys() - was.keys()):
+        tables[node_id] = rows_for(b, coords)
+    for node_id in now.keys() - was.keys():
         table = new.chunks(node_id) if wanted is None or node_id in wanted else None
-        tables += [] if table is None or not len(table) else [(node_id, table)]
-    return Delta(
-        _NOBODY,
-        tuple(node for node in nodes.values() if node is not None),
-        {path: before[path].node_id for path, node in nodes.items() if node is None},
-        truncated,
-        Manifest.of(tables),
-    )
+        tables[node_id] = [] if table is None else [table]
+    return Changes.of(nodes, was, changed, truncated, tables)
 
 
 def _touched(
@@ -388,7 +380,10 @@ def _touched(
     deltas: Sequence[Delta] | None,
 ) -> dict[bytes, IndexArray]:
     """The chunks that these commits have changed, of nodes that both ends have, in C order."""
-    found = touched_chunks(context, deltas or (), both)
+    found: dict[bytes, list[IndexArray]] = {}
+    for delta in deltas or ():
+        for node_id, tables in tables_of(context, delta, both).items():
+            found.setdefault(node_id, []).extend(table.coords() for table in tables)
     cut = {node_id for delta in deltas or () for node_id in delta.truncated.keys() & both}
     for node_id in both if deltas is None else cut:
         existing = (view.chunks(node_id) for view in ends if view is not None)

@@ -59,7 +59,7 @@ from zarr_manifests.keys import (
     no_array,
     split,
 )
-from zarr_manifests.planning.components import Reads, changed_nodes
+from zarr_manifests.planning.components import Reads
 from zarr_manifests.planning.live_deltas import NOTHING, sum_of
 from zarr_manifests.planning.merge import Layer, fold, merge_layers, within
 from zarr_manifests.progress import counted
@@ -588,18 +588,7 @@ def status_of(contents: SessionView) -> Diff:
 
     with contents.lock:
         view, changes = contents.view, contents.changes.copy()
-    nodes = contents.nodes()
-    changed = changed_nodes(view.nodes, nodes)
-    paths = {node.node_id: absolute(node.path) for node in nodes.values()}
-    touched = sorted((paths[node], node) for node in changes.touched() if node in paths)
-    found = ((path, changes.table(node)) for path, node in touched)
-    chunks = {path: table.coords() for path, table in found if table is not None}
-    truncated = {
-        paths[node]: shape
-        for node, shape in changes.truncated.items()
-        if node in paths and view.by_id.get(node) is not None
-    }
-    return Diff.of(changed, chunks, truncated, nodes.values())
+    return Diff.of(changes.on(view.nodes, view.by_id))
 
 
 def summary(contents: SessionView) -> str:

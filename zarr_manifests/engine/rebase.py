@@ -26,11 +26,11 @@ is merged is in history as of the root that is replaced.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import find_kept
@@ -42,6 +42,7 @@ from zarr_manifests.engine.differences import (
     deltas_between,
     distinct,
     listed_since,
+    logged_changes,
     merge_base,
     net_changes,
     rows_for,
@@ -58,17 +59,16 @@ from zarr_manifests.errors import (
     ConflictKind,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.manifest import Delta, Node
+from zarr_manifests.format.manifest import Delta, Node, grouped
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import CommitKind, Snapshot
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.appends import Relocation, plan_relocation
 from zarr_manifests.planning.components import (
     Changes,
     Component,
     DocumentChange,
-    Reads,
     apart,
     compare_documents,
     with_shape,
@@ -84,9 +84,7 @@ from zarr_manifests.planning.conflict import (
     steps_between,
 )
 from zarr_manifests.planning.merge import (
-    Layer,
     inside,
-    merge_layers,
     narrower,
     rearranged,
     rows_at,
@@ -99,6 +97,10 @@ _ON_TOP: Final = frozenset(
     {Component.CHUNKS, Component.GROWTH, Component.ATTRIBUTES, Component.CREATE}
 )
 """Changes of a node that concern no chunk but those they write themselves."""
+
+
+type Tables = Mapping[bytes, Sequence[Rows]]
+"""Chunks set and unset, by node id; no chunk is in two tables."""
 
 
 class Rebasing(Struct, frozen=True):
@@ -131,67 +133,32 @@ class Rebasing(Struct, frozen=True):
     relocating: Relocating | None = None
 
 
-class Mine(Struct, frozen=True):
-    """The changes to move.
-
-    Parameters
-    ----------
-    nodes : mapping of str to (Node or None)
-        Nodes made or changed, by path; None where one was deleted.
-    truncated : mapping of bytes to tuple of int
-        Grid shapes of truncations, by node id.
-    tables : mapping of bytes to sequence of ChunkTable or Spilled
-        Chunks set and unset, by node id; no chunk is in two tables.
-    reads : Reads
-        What was read in the meantime.
-    """
-
-    nodes: Mapping[str, Node | None]
-    truncated: Mapping[bytes, Coords]
-    tables: Mapping[bytes, Sequence[Rows]]
-    reads: Reads = field(default_factory=Reads)
-
-    @classmethod
-    def of(cls, delta: Delta, tables: Mapping[bytes, Sequence[Rows]], *reads: Reads) -> Mine:
-        """The changes of a delta with these chunks."""
-        nodes: dict[str, Node | None] = dict.fromkeys(delta.deleted)
-        nodes |= {node.path: node for node in delta.nodes}
-        return cls(nodes, delta.truncated, tables, *reads)
-
-    @classmethod
-    def of_set(cls, changes: ChangeSet) -> Mine:
-        """The changes of a session."""
-        tables = {node: parts for node in changes.touched() if (parts := changes.parts(node))}
-        return cls(changes.nodes, changes.truncated, tables, changes.reads)
-
-
-def stack(base: SnapshotView, layers: Iterable[Mine], together: ChangeSet) -> None:
-    """Put changes made one after another on `base`, oldest first, into one change set."""
-    for layer in layers:
-        for node_id, shape in layer.truncated.items():
-            together.cut_tables(node_id, shape)
-            together.truncated[node_id] = narrower(together.truncated.get(node_id), shape) or shape
-        for node_id, parts in layer.tables.items():
-            for rows in parts:
-                together.put_table(node_id, rows)
-        for path, node in layer.nodes.items():
-            if node == base.nodes.get(path):
-                together.leave_node(path)
-            else:
-                together.set_node(path, node)
-    result = {**base.nodes, **together.nodes}
-    alive = {node.node_id for node in result.values() if node is not None}
-    for node_id in {*together.touched(), *together.truncated} - alive:
-        together.forget(node_id)
-
-
 def combined(
     context: ReadContext, parent: SnapshotView, delta: Delta, later: ChangeSet
 ) -> ChangeSet:
     """The combined changes of a commit on `parent` and of the changes made on top of it."""
-    newer = Mine.of_set(later)
-    together = ChangeSet(unsynced=list(later.unsynced), spill=later.spill)
-    stack(parent, [Mine.of(delta, tables_of(context, delta)), newer], together)
+    together = ChangeSet(
+        {**dict.fromkeys(delta.deleted), **{node.path: node for node in delta.nodes}},
+        truncated=dict(delta.truncated),
+        unsynced=list(later.unsynced),
+        tables=dict(tables_of(context, delta)),
+        spill=later.spill,
+    )
+    for node_id, shape in later.truncated.items():
+        together.cut_tables(node_id, shape)
+        together.truncated[node_id] = narrower(together.truncated.get(node_id), shape) or shape
+    for node_id, parts in later.all_parts().items():
+        for rows in parts:
+            together.put_table(node_id, rows)
+    for path, node in later.nodes.items():
+        if node == parent.nodes.get(path):
+            together.leave_node(path)
+        else:
+            together.set_node(path, node)
+    result = {**parent.nodes, **together.nodes}
+    alive = {node.node_id for node in result.values() if node is not None}
+    for node_id in {*together.touched(), *together.truncated} - alive:
+        together.forget(node_id)
     return together
 
 
@@ -219,20 +186,20 @@ def rebase_changes(
     tip: Branch,
     changes: ChangeSet,
     rebasing: Rebasing,
-    mine: Mine | None = None,
+    mine: Tables | None = None,
 ) -> Moved:
     """Put the changes made on `view` on top of the tip.
 
-    `mine` are the same changes, if they are known.
+    `mine` are all of their chunks, in tables that share none, if they are known.
 
     Raises
     ------
     ConflictError
         If they cannot be put on top of what came first.
     """
-    mine = mine or Mine.of_set(changes)
-    on, moved = _onto(context, view, tip, mine, rebasing)
-    if not moved.dropped and moved.nodes == mine.nodes:
+    mine = changes.all_parts() if mine is None else mine
+    on, moved = _onto(context, view, tip, changes, mine, rebasing)
+    if not moved.dropped and moved.nodes == changes.nodes:
         return Moved(on, changes, moved.apart)
     result = replace(changes.copy(), nodes=dict(moved.nodes))
     for node_id, coords in moved.dropped.items():
@@ -252,52 +219,45 @@ def rebase_changes(
 
 
 def _onto(
-    context: ReadContext, view: SnapshotView, tip: Branch, mine: Mine, rebasing: Rebasing
+    context: ReadContext,
+    view: SnapshotView,
+    tip: Branch,
+    changes: ChangeSet,
+    mine: Tables,
+    rebasing: Rebasing,
 ) -> tuple[SnapshotView, Rebased]:
-    if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, mine):
-        return context.open_branch(tip), Rebased((), mine.nodes, apart=True)
+    if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, changes, mine):
+        return context.open_branch(tip), Rebased((), changes.nodes, apart=True)
+    done: dict[bytes, IndexArray] = {}
     if rebasing.net:
         on = context.open_branch(tip)
-        ours, theirs, done = _in_the_end(context, view, on, mine, follows=rebasing.follows)
-        moved = _rebased(ours, theirs, view, on, mine, rebasing)
-        dropped = dict(done)
-        for node_id, coords in moved.dropped.items():
-            dropped[node_id] = distinct([coords, *([done[node_id]] if node_id in done else [])])
-        return on, replace(moved, dropped=dropped)
-    between = _between(context, view, tip)
-    if not rebasing.allowed:
-        raise ConflictError(
-            "other commits came first, and with rebase=False this one is not rebased onto them; "
-            "nothing was committed. Call session.rebase(), look at the result, and commit again",
-            [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
-            *_ends(view, tip),
-        )
-    wanted = {*Changes.of(view.nodes, mine.nodes, mine.truncated, {}).nodes, *mine.tables}
-    wanted |= mine.reads.nodes() if rebasing.serializable else set()
-    theirs = _theirs(context, view, between, wanted)
-    tables = {
-        node_id: [rows_of(context.objects, rows) for rows in parts if _meets(rows, theirs)]
-        for node_id, parts in mine.tables.items()
-    }
-    ours = Changes.of(view.nodes, mine.nodes, mine.truncated, _as_one(tables))
-    on = context.open_branch(tip)
-    return on, _rebased(ours, theirs, view, on, mine, rebasing)
-
-
-def _rebased(
-    ours: Changes,
-    theirs: Changes,
-    view: SnapshotView,
-    on: SnapshotView,
-    mine: Mine,
-    rebasing: Rebasing,
-) -> Rebased:
+        ours, theirs, done = _in_the_end(context, view, on, changes, mine, rebasing)
+    else:
+        between = _between(context, view, tip)
+        if not rebasing.allowed:
+            raise ConflictError(
+                "other commits came first, and with rebase=False this one is not rebased onto "
+                "them; nothing was committed. Call session.rebase(), look at the result, and "
+                "commit again",
+                [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
+                *_ends(view, tip),
+            )
+        of_view = view.nodes, view.by_id
+        wanted = {*Changes.of(*of_view, changes.nodes, changes.truncated).nodes, *mine}
+        wanted |= changes.reads.nodes() if rebasing.serializable else set()
+        theirs = logged_changes(context, view, between, wanted)
+        tables = {
+            node_id: [rows_of(context.objects, rows) for rows in parts if _meets(rows, theirs)]
+            for node_id, parts in mine.items()
+        }
+        ours = Changes.of(*of_view, changes.nodes, changes.truncated, tables)
+        on = context.open_branch(tip)
     moved = rebase(
         ours,
         theirs,
         on.nodes,
         policy=rebasing.policy,
-        reads=mine.reads,
+        reads=changes.reads,
         serializable=rebasing.serializable,
         listed=sys.maxsize if rebasing.net else LISTED_CHUNKS,
     )
@@ -309,7 +269,8 @@ def _rebased(
             view.snapshot_id,
             on.snapshot_id,
         )
-    return moved
+    both = grouped((*done.items(), *moved.dropped.items()))
+    return on, replace(moved, dropped={node_id: distinct(at) for node_id, at in both.items()})
 
 
 def _ends(view: SnapshotView, tip: Branch) -> tuple[str, str]:
@@ -318,25 +279,31 @@ def _ends(view: SnapshotView, tip: Branch) -> tuple[str, str]:
 
 
 def _in_the_end(
-    context: ReadContext, view: SnapshotView, on: SnapshotView, mine: Mine, *, follows: bool
+    context: ReadContext,
+    view: SnapshotView,
+    on: SnapshotView,
+    changes: ChangeSet,
+    mine: Tables,
+    rebasing: Rebasing,
 ) -> tuple[Changes, Changes, dict[bytes, IndexArray]]:
     """My changes, what makes `view` into `on` as far as it matters to them, and what is there.
 
     The last are the chunks of mine that `on` has already. They are no changes any more, nor are
     nodes that both have made from one commit.
     """
-    was_made = (node for node in mine.nodes.values() if node and node.node_id not in view.by_id)
+    was_made = (node for node in changes.nodes.values() if node and node.node_id not in view.by_id)
     twins = {node.path: node for node in was_made if on.nodes.get(node.path) == node}
     base = {**view.nodes, **twins}
-    for node_id in mine.tables if follows else ():
+    for node_id in mine if rebasing.follows else ():
         old, new = view.by_id.get(node_id), on.by_id.get(node_id)
-        if old and new and old.path not in mine.nodes and new.path not in base:
+        if old and new and old.path not in changes.nodes and new.path not in base:
             del base[old.path]
             base[new.path] = replace(old, path=new.path)
-    rows = {n: [rows_of(context.objects, r) for r in parts] for n, parts in mine.tables.items()}
+    by_id = {node.node_id: node for node in base.values()}
+    rows = {n: [rows_of(context.objects, r) for r in parts] for n, parts in mine.items()}
     # What is cut off shows in shapes and chunks.
-    ours = dict(Changes.of(base, mine.nodes, {}, _as_one(rows)))
-    tables: dict[bytes, ChunkTable] = {}
+    ours = dict(Changes.of(base, by_id, changes.nodes, {}, rows))
+    tables: dict[bytes, Sequence[ChunkTable]] = {}
     done: dict[bytes, IndexArray] = {}
     for node_id, change in ours.items():
         to = change.chunks
@@ -358,18 +325,20 @@ def _in_the_end(
                 done[node_id] = at[same]
                 left = without(to, at[same])
                 ours[node_id] = replace(change, chunks=left if len(left) else None)
-        tables |= _as_one({node_id: rows_for(now, at[changed])})
+        tables[node_id] = rows_for(now, at[changed])
     paths = base.keys() | on.nodes.keys()
     nodes = {path: on.nodes.get(path) for path in paths if base.get(path) != on.nodes.get(path)}
-    return Changes(ours), Changes.of(base, nodes, {}, tables), done
+    return Changes(ours), Changes.of(base, by_id, nodes, {}, tables), done
 
 
-def _apart(context: ReadContext, view: SnapshotView, tip: Branch, mine: Mine) -> bool:
+def _apart(
+    context: ReadContext, view: SnapshotView, tip: Branch, changes: ChangeSet, mine: Tables
+) -> bool:
     """Whether the tip's read list shows that the commits in between are disjoint from mine."""
-    if mine.nodes or mine.truncated:
+    if changes.nodes or changes.truncated:
         return False
     listed = listed_since(context, view, tip.head, tip.floor)
-    boxes = {node_id: [rows.box for rows in parts] for node_id, parts in mine.tables.items()}
+    boxes = {node_id: [rows.box for rows in parts] for node_id, parts in mine.items()}
     return listed is not None and apart(boxes, listed)
 
 
@@ -397,32 +366,6 @@ def _between(context: ReadContext, view: SnapshotView, tip: Branch) -> list[Delt
             *_ends(view, tip),
         )
     return between
-
-
-def _theirs(
-    context: ReadContext, view: SnapshotView, between: list[Delta], wanted: Container[bytes]
-) -> Changes:
-    """The changes of the commits in between, newest first; chunks only of the nodes wanted."""
-    nodes = dict(view.nodes)
-    theirs = Changes({})
-    for delta in reversed(between):
-        changed = Mine.of(delta, {}).nodes
-        tables = _as_one(tables_of(context, delta, wanted))
-        theirs = theirs.then(Changes.of(nodes, changed, delta.truncated, tables))
-        for path in delta.deleted:
-            nodes.pop(path, None)
-        nodes.update((node.path, node) for node in delta.nodes)
-    return theirs
-
-
-def _as_one(tables: Mapping[bytes, Sequence[ChunkTable]]) -> dict[bytes, ChunkTable]:
-    """The chunks of each node in one table."""
-    found = {}
-    for node_id, each in tables.items():
-        table = merge_layers([Layer(None, tuple(each))]).table
-        if table is not None:
-            found[node_id] = table
-    return found
 
 
 # --- appends behind those of others ---------------------------------------------------------------
@@ -453,11 +396,11 @@ def put_on_tip(
     changes: ChangeSet,
     tip: Branch,
     rebasing: Rebasing,
-    mine: Mine | None = None,
+    mine: Tables | None = None,
 ) -> Moved:
     """Put the workspace's changes, made on `view`, on top of the tip, if the tip passes its checks.
 
-    `changes` are without staged chunks; `mine` are the same, if they are known.
+    `changes` are without staged chunks; `mine` are all of their chunks, if they are known.
 
     Raises
     ------
@@ -490,10 +433,8 @@ def _relocated(
         If the appends cannot be relocated, or the rest cannot be rebased.
     """
     context, dim = workspace.context, relocating.dim
-    found = {node_id: changes.table(node_id) for node_id in changes.touched()}
-    tables = {node_id: table for node_id, table in found.items() if table is not None}
-    mine = Changes.of(view.nodes, changes.nodes, changes.truncated, tables)
-    theirs = _theirs(context, view, _between(context, view, tip), ())
+    mine = changes.on(view.nodes, view.by_id)
+    theirs = logged_changes(context, view, _between(context, view, tip), ())
     moves, conflicts = plan_relocation(dim, view.nodes, mine, theirs)
     if conflicts:
         raise ConflictError(
@@ -583,8 +524,7 @@ def patch(
     assert commit.snapshot.parent is not None  # callers refuse the first snapshot
     parent = context.open_view(commit.snapshot.parent)
     old, new = (commit, parent) if undo else (parent, commit)
-    delta = net_changes(context, old, new, [delta_of(context, commit.snapshot)])
-    changes = _as_changes(context, old, delta)
+    changes = _as_changes(net_changes(context, old, new, [delta_of(context, commit.snapshot)]))
     if not undo:
         take_zones(context, changes, commit.snapshot)
     try:
@@ -603,10 +543,15 @@ def patch(
     return changes
 
 
-def _as_changes(context: ReadContext, base: SnapshotView, delta: Delta) -> ChangeSet:
-    changes = ChangeSet()
-    stack(base, [Mine.of(delta, tables_of(context, delta))], changes)
-    return changes
+def _as_changes(done: Changes) -> ChangeSet:
+    """The changes as those of a session."""
+    nodes: dict[str, Node | None] = dict.fromkeys(done.left)
+    made = (c.after for _, c in done if c.after is not None and c.after != c.before)
+    return ChangeSet(
+        nodes | {node.path: node for node in made},
+        truncated={node_id: c.cut for node_id, c in done if c.cut is not None},
+        tables={node_id: (c.chunks,) for node_id, c in done if c.after and c.chunks is not None},
+    )
 
 
 def _clear_older(changes: ChangeSet, tip: SnapshotView) -> None:
@@ -717,8 +662,7 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
     known = merge_base(context, root, head, tip.head)
     base, lines = context.open_view(known.at), known.lines
     deltas = deltas_apart(context, root, known.at, head)
-    delta = net_changes(context, base, context.open_view(head), deltas)
-    changes = _as_changes(context, base, delta)
+    changes = _as_changes(net_changes(context, base, context.open_view(head), deltas))
     _clear_older(changes, context.open_branch(tip))
     for _, each in reversed(lines.left):
         take_zones(context, changes, each)

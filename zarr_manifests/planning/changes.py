@@ -1,8 +1,5 @@
 """What commits have changed, as records and as cells: of each commit, or of a range of them.
 
-A `NodeTable` follows the nodes from commit to commit, so that every chunk table finds the path and
-grid that its array has at that commit. Only the commits' own deltas are read.
-
 The records of one commit come in the order in which they take effect: changes of nodes, then
 truncations, then chunks. A range is told as one commit that makes its start into its end. So a
 coordinate occurs at most once, and nodes that were both made and deleted within the range do not
@@ -29,22 +26,22 @@ the size of the arrays. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import replace
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.manifest import Delta, Node
+from zarr_manifests.format.chunk_table import RefKind
+from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Box, Coords, IndexArray, in_few_boxes, places_in
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.components import Fields, field_changes
-from zarr_manifests.planning.merge import Layer, Overlay, inside, merge_layers
+from zarr_manifests.planning.components import Changes, Fields, NodeChange, field_changes
+from zarr_manifests.planning.merge import inside
 
 type _Mask = npt.NDArray[np.bool_]
 
@@ -312,8 +309,6 @@ def _union(lo: IndexArray, hi: IndexArray) -> tuple[IndexArray, IndexArray]:
 
 # --- records -----------------------------------------------------------------------------------
 
-type Tables = Mapping[bytes, Sequence[ChunkTable]]
-
 
 class Operation(StrEnum):
     """The kind of change that a record describes.
@@ -384,80 +379,40 @@ class Change(Struct, frozen=True, eq=False):
     fields: Fields = {}
 
 
-class NodeTable:
-    """The nodes of a snapshot, updated commit by commit as deltas are applied."""
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._by_path = {node.path: node for node in nodes}
-        self.by_id = {node.node_id: node for node in self._by_path.values()}
-
-    def apply(self, delta: Delta) -> tuple[dict[bytes, Node], dict[bytes, Node]]:
-        """Apply a delta; return the nodes at its paths by id, before and after."""
-        paths = dict.fromkeys((*delta.deleted, *(node.path for node in delta.nodes)))
-        before = self._at(paths)
-        for path in delta.deleted:
-            self._by_path.pop(path, None)
-        self._by_path.update((node.path, node) for node in delta.nodes)
-        after = self._at(paths)
-        for node_id in before:
-            self.by_id.pop(node_id, None)
-        self.by_id.update(after)
-        return before, after
-
-    def _at(self, paths: Iterable[str]) -> dict[bytes, Node]:
-        found = (self._by_path.get(path) for path in paths)
-        return {node.node_id: node for node in found if node is not None}
-
-
-def changes_of(
-    nodes: NodeTable, delta: Delta, tables: Tables, snapshot_id: str | None = None
-) -> Iterator[Change]:
-    """Yield the changes of a delta; `nodes` are the nodes before it, and are updated."""
-    before, after = nodes.apply(delta)
-    records = [*_node_changes(before, after)]
-    for node_id in sorted({*delta.truncated, *tables}):
-        node = nodes.by_id.get(node_id)
-        if node is not None:
-            # Without a path in the delta, the node itself has not changed.
-            old = before.get(node_id) if node_id in after else node
-            layer = Layer(delta.truncated.get(node_id), tuple(tables.get(node_id, ())))
-            records += _chunk_changes(node, old, merge_layers([layer]))
-    for record in records:
-        yield replace(record, snapshot_id=snapshot_id)
-
-
-def _node_changes(before: Mapping[bytes, Node], after: Mapping[bytes, Node]) -> Iterator[Change]:
-    """Yield what happened to nodes, in the order in which it takes effect."""
-    records = []
-    for node_id, old in before.items():
-        new = after.get(node_id)
+def records_of(changes: Changes, snapshot_id: str | None = None) -> Iterator[Change]:
+    """The records of a commit, or of a range of commits, in the order in which they take effect."""
+    nodes: list[Change] = []
+    chunks: list[Change] = []
+    for _, change in sorted(changes):
+        old, new = change.before, change.after
+        record = partial(_record, snapshot_id, old, new)
         if new is None:
-            records.append(_record(Operation.DELETE, old, None))
+            nodes.append(record(Operation.DELETE))
             continue
-        if new.path != old.path:
-            records.append(_record(Operation.MOVE, old, new, moved_from=absolute(old.path)))
-        if new.documents != old.documents:
-            fields = field_changes(old, new)
-            records.append(_record(Operation.METADATA, old, new, fields=fields))
-    for node_id, new in after.items():
-        if node_id not in before:
-            records.append(_record(Operation.CREATE, None, new))
+        if old is None:
+            nodes.append(record(Operation.CREATE))
+        elif change.moved:
+            nodes.append(record(Operation.MOVE, moved_from=absolute(old.path)))
+        if old is not None and old.documents != new.documents:
+            nodes.append(record(Operation.METADATA, fields=field_changes(old, new)))
+        chunks += _chunk_changes(change, record)
     order = list(Operation)
-    return iter(sorted(records, key=lambda r: (order.index(r.operation), r.path)))
+    nodes.sort(key=lambda one: (order.index(one.operation), one.path))
+    yield from nodes
+    yield from chunks
 
 
-def _chunk_changes(node: Node, old: Node | None, overlay: Overlay) -> Iterator[Change]:
-    """Yield what happened to a node's chunks; `old` is the node before, or None."""
-    cut = overlay.truncated if old is not None else None
-    grid = _grid(old)
+def _chunk_changes(change: NodeChange, record: Callable[..., Change]) -> Iterator[Change]:
+    """Yield what happened to a node's chunks."""
+    grid, cut = _grid(change.before), change.cut
     if cut is not None and (grid is None or all(n <= at for n, at in zip(grid, cut, strict=True))):
         cut = None  # no chunk can have existed there
     if cut is not None:
-        yield _record(Operation.TRUNCATE, old, node, grid_shape=cut)
-    if overlay.table is None:
+        yield record(Operation.TRUNCATE, grid_shape=cut)
+    if change.chunks is None:
         return
-    coords, unset = overlay.table.coords(), overlay.table.kind == RefKind.UNSET
-    known = np.full(len(coords), old is not None)
+    coords, unset = change.chunks.coords(), change.chunks.kind == RefKind.UNSET
+    known = np.full(len(coords), change.before is not None)
     if grid is not None:
         known &= inside(coords, grid)
     gone = unset & known
@@ -469,7 +424,7 @@ def _chunk_changes(node: Node, old: Node | None, overlay: Overlay) -> Iterator[C
         (Operation.OVERWRITE, ~unset & known),
     ):
         if rows.any():
-            yield _record(operation, old, node, coords[rows])
+            yield record(operation, coords[rows])
 
 
 def _grid(node: Node | None) -> Coords | None:
@@ -477,9 +432,10 @@ def _grid(node: Node | None) -> Coords | None:
 
 
 def _record(
-    operation: Operation,
+    snapshot_id: str | None,
     old: Node | None,
     new: Node | None,
+    operation: Operation,
     coordinates: IndexArray | None = None,
     **fields: Any,
 ) -> Change:
@@ -489,7 +445,8 @@ def _record(
     ndim = 0 if node.array is None else len(node.array.shape)
     chunks = np.empty((0, ndim), np.int64) if coordinates is None else coordinates
     before, after = (None if each is None else _shape(each) for each in (old, new))
-    return Change(absolute(node.path), operation, chunks, before=before, after=after, **fields)
+    path = absolute(node.path)
+    return Change(path, operation, chunks, snapshot_id, before=before, after=after, **fields)
 
 
 def _shape(node: Node) -> ArrayShape | None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -37,10 +38,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Node, NodeKind
+from zarr_manifests.format.manifest import Delta, Node, NodeKind, grouped
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, absolute
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT
 from zarr_manifests.planning.merge import Layer, merge_layers, narrower
 from zarr_manifests.runtime import ForkSafeLock
 
@@ -267,7 +268,7 @@ def field_changes(old: Node, new: Node) -> Fields:
     Examples
     --------
     >>> from zarr_manifests.planning.components import field_changes
-    >>> from zarr_manifests.format.manifest import Node, NodeKind
+    >>> from zarr_manifests.format.manifest import Delta, Node, NodeKind, grouped
     >>> group = lambda attributes: Node(
     ...     "", bytes(12), NodeKind.GROUP, {".zgroup": b'{"zarr_format": 2}', ".zattrs": attributes}
     ... )
@@ -276,48 +277,6 @@ def field_changes(old: Node, new: Node) -> Fields:
     """
     was, now = _flat(old), _flat(new)
     return {".".join(key): (was.get(key), now.get(key)) for key in _changed(was, now)}
-
-
-class ChangedNodes(Struct, frozen=True):
-    """The nodes that differ between two states, by absolute path.
-
-    Parameters
-    ----------
-    created, updated, deleted : tuple of str
-        A node that was deleted and made again at its path is created and deleted.
-    moved : mapping of str to str
-        New path by old; these are neither created nor deleted.
-    """
-
-    created: tuple[str, ...]
-    updated: tuple[str, ...]
-    deleted: tuple[str, ...]
-    moved: Mapping[str, str]
-    fields: Mapping[str, Fields]
-    """Of the updated ones: which fields of their metadata differ."""
-
-
-def changed_nodes(before: Mapping[str, Node], after: Mapping[str, Node]) -> ChangedNodes:
-    """What was done to nodes; those with the same id are the same."""
-    was, now = ({node.node_id: node for node in nodes.values()} for nodes in (before, after))
-    both = [(was[i], now[i]) for i in was.keys() & now.keys() if was[i] != now[i]]
-    both.sort(key=lambda pair: pair[1].path)
-    updated = {
-        absolute(new.path): field_changes(old, new)
-        for old, new in both
-        if old.documents != new.documents
-    }
-    return ChangedNodes(
-        _absolute(now[i].path for i in now.keys() - was.keys()),
-        tuple(sorted(updated)),
-        _absolute(was[i].path for i in was.keys() - now.keys()),
-        {absolute(old.path): absolute(new.path) for old, new in both if old.path != new.path},
-        updated,
-    )
-
-
-def _absolute(paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(map(absolute, paths)))
 
 
 def same_group(a: Node, b: Node) -> bool:
@@ -418,14 +377,17 @@ class NodeChange(Struct, frozen=True):
         }
         return tuple(component for component, is_so in done.items() if is_so)
 
-    def then(self, later: NodeChange) -> NodeChange:
-        """Combine the change with a later one."""
-        tables = tuple(table for table in (self.chunks, later.chunks) if table is not None)
+    @staticmethod
+    def joined(each: Sequence[NodeChange]) -> NodeChange:
+        """Changes of one node, one after another, as one."""
+        if len(each) == 1:
+            return each[0]
+        tables = tuple(change.chunks for change in each if change.chunks is not None)
         return NodeChange(
-            self.before,
-            later.after,
-            self.documents.then(later.documents),
-            narrower(self.cut, later.cut),
+            each[0].before,
+            each[-1].after,
+            reduce(DocumentChange.then, (change.documents for change in each)),
+            reduce(narrower, (change.cut for change in each)),
             merge_layers([Layer(None, tables)]).table,
         )
 
@@ -445,32 +407,30 @@ class Changes(Struct, frozen=True):
     def of(
         cls,
         before: Mapping[str, Node],
+        by_id: Mapping[bytes, Node],
         changed: Mapping[str, Node | None],
-        truncated: Mapping[bytes, Coords],
-        tables: Mapping[bytes, ChunkTable],
+        truncated: Mapping[bytes, Coords] = {},  # never changed
+        tables: Mapping[bytes, Sequence[ChunkTable]] = {},
     ) -> Changes:
         """Return the changes of a commit on the nodes `before`.
 
         Parameters
         ----------
-        before : mapping of str to Node
-            All nodes by path.
+        before, by_id : mapping of str or bytes to Node
+            All nodes by path, and by node id.
         changed : mapping of str to (Node or None)
             Nodes made or changed, by path; None where one was deleted.
         truncated : mapping of bytes to tuple of int
             Grid shapes of truncations, by node id.
-        tables : mapping of bytes to ChunkTable
+        tables : mapping of bytes to sequence of ChunkTable
             Chunks set and unset, by node id.
         """
         was = {before[path].node_id: before[path] for path in changed if path in before}
         now = {node.node_id: node for node in changed.values() if node is not None}
-        ids = {*was, *now, *truncated, *tables}
-        if not ids <= was.keys():  # moved nodes, and nodes of which only chunks have changed
-            rest = ids - was.keys()
-            was |= {n.node_id: n for n in before.values() if n.node_id in rest}
         found = {}
-        for node_id in ids:
-            old = was.get(node_id)
+        written = {node_id for node_id, parts in tables.items() if any(map(len, parts))}
+        for node_id in {*was, *now, *truncated, *written}:
+            old = was.get(node_id) or by_id.get(node_id)
             untouched = old is not None and old.path not in changed
             new = old if untouched and node_id not in now else now.get(node_id)
             if old is None and new is None:
@@ -481,22 +441,16 @@ class Changes(Struct, frozen=True):
                 new,
                 compare_documents(old, new) if old and new else DocumentChange(),
                 truncated.get(node_id) if both else None,
-                tables.get(node_id),
+                merge_layers([Layer(None, tuple(tables.get(node_id, ())))]).table,
             )
         return cls(found)
 
-    def then(self, later: Changes) -> Changes:
-        """Combine these changes with later ones."""
-        together = dict(self.nodes)
-        for node_id, change in later.nodes.items():
-            known = together.get(node_id)
-            if known is not None:
-                change = known.then(change)
-            if change.before is None and change.after is None:
-                del together[node_id]
-            else:
-                together[node_id] = change
-        return Changes(together)
+    @staticmethod
+    def joined(commits: Iterable[Changes]) -> Changes:
+        """The changes of commits, one after another, as those of one."""
+        each = grouped(pair for changes in commits for pair in changes)
+        found = {node_id: NodeChange.joined(those) for node_id, those in each.items()}
+        return Changes({i: c for i, c in found.items() if c.before or c.after})
 
     def __iter__(self) -> Iterator[tuple[bytes, NodeChange]]:
         return iter(self.nodes.items())
@@ -518,6 +472,27 @@ class Changes(Struct, frozen=True):
             node = change.before or change.after
             if node is not None and node.kind is NodeKind.OPAQUE:
                 yield change
+
+
+def replayed(
+    nodes: Iterable[Node], commits: Iterable[tuple[Delta, Mapping[bytes, Sequence[ChunkTable]]]]
+) -> Iterator[Changes]:
+    """The changes of each of the commits, oldest first, given the nodes before them.
+
+    A commit is given as its delta, with the chunk tables that matter, by node id.
+    """
+    by_path = {node.path: node for node in nodes}
+    by_id = {node.node_id: node for node in by_path.values()}
+    for delta, tables in commits:
+        changed = {**dict.fromkeys(delta.deleted), **{node.path: node for node in delta.nodes}}
+        changes = Changes.of(by_path, by_id, changed, delta.truncated, tables)
+        yield changes
+        for node in (change.before for _, change in changes):
+            if node is not None:
+                del by_path[node.path], by_id[node.node_id]
+        for node in (change.after for _, change in changes):
+            if node is not None:
+                by_path[node.path] = by_id[node.node_id] = node
 
 
 def apart(mine: Mapping[bytes, Sequence[Box]], theirs: Iterable[DeltaEntry]) -> bool:

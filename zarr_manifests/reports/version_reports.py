@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from zarr_manifests.errors import Conflict, ManifestsError
-from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.root import LogEntry
 from zarr_manifests.format.snapshot import HistoryEntries, numbers_at
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.components import ChangedNodes, Fields
+from zarr_manifests.planning.components import Changes, Fields, field_changes
 from zarr_manifests.report import Report
 from zarr_manifests.texts import count_text, time_text, written_text
 
@@ -245,22 +243,28 @@ class Diff(Report, Struct, frozen=True, eq=False):
     steps: Mapping[str, tuple[float, float]] = {}
 
     @classmethod
-    def of(
-        cls,
-        changed: ChangedNodes,
-        chunks: Mapping[str, IndexArray],
-        truncated: Mapping[str, Coords],
-        nodes: Iterable[Node],
-    ) -> Diff:
-        """The changes that have led to these nodes."""
-        touched = [node for node in nodes if absolute(node.path) in chunks]
-        arrays = {absolute(node.path): node.array for node in touched if node.array is not None}
+    def of(cls, changes: Changes) -> Diff:
+        """What these changes have made of the nodes and their chunks."""
+        each = [change for _, change in changes]
+        now = {absolute(c.after.path): c for c in each if c.after is not None}
+        pairs = [(c.before, c.after) for _, c in sorted(now.items()) if c.before and c.after]
+        updated = {
+            absolute(new.path): field_changes(old, new)
+            for old, new in pairs
+            if old.documents != new.documents
+        }
+        chunks = {path: c.chunks.coords() for path, c in sorted(now.items()) if c.chunks}
+        arrays = {path: node.array for path in chunks if (node := now[path].after) and node.array}
         return cls(
-            **asdict(changed),
-            chunks=chunks,
-            truncated=truncated,
-            grids={path: array.grid.shape for path, array in arrays.items()},
-            dimensions={p: a.dimension_names for p, a in arrays.items() if a.dimension_names},
+            tuple(sorted(path for path, c in now.items() if c.before is None)),
+            tuple(updated),
+            tuple(sorted(absolute(c.path) for c in each if c.after is None)),
+            chunks,
+            {absolute(a.path): absolute(b.path) for a, b in pairs if a.path != b.path},
+            {path: c.cut for path, c in sorted(now.items()) if c.cut is not None},
+            {path: array.grid.shape for path, array in arrays.items()},
+            {p: a.dimension_names for p, a in arrays.items() if a.dimension_names},
+            updated,
         )
 
     def __bool__(self) -> bool:

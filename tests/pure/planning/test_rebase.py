@@ -54,14 +54,13 @@ def test_chunk_conflicts_are_the_intersections(
 ) -> None:
     def made(by_node: dict[bytes, set[Coords]], data: bytes) -> Changes:
         tables = {
-            node: ChunkTable.of({c: InlineRef(data) for c in sorted(cs)})
+            node: [ChunkTable.of({c: InlineRef(data) for c in sorted(cs)})]
             for node, cs in by_node.items()
         }
-        return Changes.of(NODES, {}, {}, tables)
+        by_id = {node.node_id: node for node in NODES.values()}
+        return Changes.of(NODES, by_id, {}, {}, tables)
 
-    together = Changes({})
-    for each in theirs:
-        together = together.then(made(each, b"y"))
+    together = Changes.joined(made(each, b"y") for each in theirs)
     found = rebase(made(mine, b"x"), together, NODES).conflicts
     paths = {node.node_id: f"/{path}" for path, node in NODES.items()}
     shared = {
