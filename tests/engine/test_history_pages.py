@@ -133,7 +133,6 @@ def restore(repository: Repository, branches: list[str], at: int) -> None:
 
 
 def test_pages_go_with_the_newest_snapshot_that_they_cover() -> None:
-    """Found without listing all objects: what expires leads to them, or what is left does."""
     storage = MemoryStorage()
     with short_pages():
         repository = zm.create(storage, QUIET, runtime=in_order())
@@ -141,14 +140,12 @@ def test_pages_go_with_the_newest_snapshot_that_they_cover() -> None:
             commit(repository, str(i))
             if i % 7 == 6:
                 repository.expire_snapshots(keep_last=8)
-                report = repository.garbage_collect(NOW)
-                assert report.complete == (i == 6)
+                repository.garbage_collect(NOW)
                 check(storage)
     keys = {info.key for info in storage.list("history/")}
     assert len(keys) <= 12
     repository.expire_snapshots(keep_last=1)
-    for _ in range(10):
-        repository.garbage_collect(NOW)
+    repository.garbage_collect(NOW)
     assert [*storage.list("history/")] == []
     check(storage)
     assert repository.verify().problems == ()

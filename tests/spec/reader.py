@@ -90,11 +90,11 @@ class Map(dict[Any, Any]):
     """A map, in which a field that is absent is zero or empty."""
 
     def __missing__(self, name: str) -> Any:
-        if name in ("collected", "epoch", "fence", "sequence", "swept", "version"):
+        if name in ("collected", "epoch", "fence", "sequence", "version"):
             return 0
         return (
             {}
-            if name in ("counters", "epochs", "sums", "totals")
+            if name in ("epochs", "sums", "totals")
             else None
             if name in ("base", "parent")
             else []

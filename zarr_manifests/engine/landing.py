@@ -387,8 +387,6 @@ def _root_with(
     of = tip.base if stays else snapshot.base
     moved = replace(tip, head=head.ref, base=of, ahead=snapshot.ahead)
     new = replace(root, branches={**root.branches, branch: moved})
-    if version.left is not None:  # what it leaves may be older than where a search begins
-        new = replace(new, swept=0)
     copies = {each.key: each.data for each in (head, version.base) if each is not None}
     return new.with_log(entry).with_copies(copies, branch)
 

@@ -476,8 +476,7 @@ class Refs:
                     f"reset would drop commits. To drop them, pass expected={at!r}, or force=True "
                     "to drop all that others commit meanwhile, too"
                 )
-            # The dropped commits can be of any age, so the next collection scans everything.
-            return replace(root, branches={**root.branches, name: moved}, swept=0)
+            return replace(root, branches={**root.branches, name: moved})
 
         what = "reset branch", name, snapshot_id, REF_ATTEMPTS
         self.context.roots.update(change, *what, leaves=True)
@@ -512,7 +511,7 @@ class Refs:
         def change(root: Root) -> Root:
             known_ref(root.branches, name, "branch")
             left = {other: branch for other, branch in root.branches.items() if other != name}
-            return replace(root, branches=left, swept=0)
+            return replace(root, branches=left)
 
         what = "delete branch", name, "", REF_ATTEMPTS
         self.context.roots.update(change, *what, leaves=True)
@@ -551,7 +550,7 @@ class Refs:
             known_ref(root.tags, name, "tag")
             left = {other: ref for other, ref in root.tags.items() if other != name}
             deleted = (*root.deleted_tags, name)
-            return replace(root, tags=left, deleted_tags=deleted, swept=0)
+            return replace(root, tags=left, deleted_tags=deleted)
 
         what = "delete tag", name, "", REF_ATTEMPTS
         self.context.roots.update(change, *what, leaves=True)

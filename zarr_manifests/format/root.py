@@ -197,20 +197,6 @@ class Lease(ListRecord, frozen=True):
         return f"{self.session}/{self.lease_id.hex()}"
 
 
-class PendingDeletion(ListRecord, frozen=True):
-    """Expired snapshots whose objects are not deleted yet: `newest` and its ancestors.
-
-    `count` snapshots in all: `newest`, its parent, and so on.
-    """
-
-    newest: BlobRef
-    count: int
-
-    def __post_init__(self) -> None:
-        drop_copies(self, "newest")
-        check_numbers("pending", self.count - 1)
-
-
 class LogEntry(ListRecord, frozen=True):
     """One logged operation: what was done to which ref, when, by which commit and by whom."""
 
@@ -280,8 +266,6 @@ class Root(Record, frozen=True, rename=_NAMES):
         A lease is valid while it is listed, whatever its expiry time.
     fence : int
         A session that began before this version and holds no lease may not commit.
-    swept : int
-        No unreachable objects of sessions that began before this version are left.
     epochs : mapping of str to int
         Versions of the newest claims by a compactor and a collector.
     pages : mapping of str to tuple of PageRef
@@ -289,12 +273,8 @@ class Root(Record, frozen=True, rename=_NAMES):
         names.
     deleted_branches, deleted_leases : tuple of str
         Names that a page still lists and that are deleted.
-    pending : tuple of PendingDeletion
-        Expired snapshots whose objects are not deleted yet.
     collected : int
         The version at which the last collection began; refs of older versions cannot be restored.
-    counters : mapping of str to int
-        Counters of the whole repository.
     features : tuple of str
         The additions to the format that the repository uses.
     metadata : mapping of str to object
@@ -312,14 +292,11 @@ class Root(Record, frozen=True, rename=_NAMES):
     log: tuple[LogEntry, ...] = ()
     leases: tuple[Lease, ...] = ()
     fence: Number = 0
-    swept: Number = 0
     epochs: Mapping[str, Number] = {}
     pages: Mapping[str, tuple[PageRef, ...]] = {}
     deleted_branches: tuple[str, ...] = ()
     deleted_leases: tuple[str, ...] = ()
-    pending: tuple[PendingDeletion, ...] = ()
     collected: Number = 0
-    counters: Mapping[str, Number] = {}
     features: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = {}
 
@@ -327,8 +304,7 @@ class Root(Record, frozen=True, rename=_NAMES):
         _checked_features(self.features)
         if len(self.write_id) != WRITE_ID_BYTES or self.version < 1:
             raise CorruptObjectError("root: invalid write id or version")
-        numbers = self.version, self.fence, self.swept, self.collected
-        check_numbers("root", *numbers, *self.epochs.values(), *self.counters.values())
+        check_numbers("root", self.version, self.fence, self.collected, *self.epochs.values())
         check_numbers("root.at_ms", self.written_ms, most=MAX_MS)
         gone = *self.deleted_tags, *self.deleted_branches, *self.deleted_leases
         check_texts("root", self.repository_id, *gone)

@@ -7,8 +7,8 @@ lease's holder finds the log from there to the head. A tag keeps only its own sn
 *Collection* is decided from object names alone. The name of an object contains its session's start:
 the root version at which the session began. Once the fence is at F, a session that began before F
 and holds no lease cannot commit any more. So of its objects only those are alive that the root
-reaches. Invariants: an object is never dead if its session began at the fence or later, or holds a
-lease; a search never starts after an object that an earlier search has skipped because of a lease.
+reaches. Invariant: an object is never dead if its session began at the fence or later, or holds a
+lease.
 
 A *pack* is an object with the bytes of many chunks, identified by the session that wrote it and a
 number. Bytes to which no chunk refers any more are dead; where there are too many, the live chunks
@@ -70,8 +70,7 @@ from zarr_manifests.config import Snapshots
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import NO_SOURCES, ChunkTable, RefKind
 from zarr_manifests.format.manifest import Delta, Digest, Manifest, Node
-from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import Lease, PendingDeletion, Root
+from zarr_manifests.format.root import Lease
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import lineage_of, object_key, session_of, session_start
@@ -80,16 +79,12 @@ from zarr_manifests.versions import milliseconds
 
 # --- expiry ------------------------------------------------------------------------------------
 
-_PENDING_MOST = 64
-
 
 class Aged(Struct, frozen=True):
-    """A snapshot in a history: its reference, its id, when it was written, and its parent."""
+    """A snapshot in a history: its id, and when it was written."""
 
-    ref: BlobRef
     snapshot_id: str
     written_ms: int
-    parent: BlobRef | None
 
 
 class Retention(Struct, frozen=True):
@@ -158,42 +153,10 @@ def kept_count(line: Sequence[Aged], retention: Retention, needed: Container[str
     return max(count, 1 + max(leased, default=0))
 
 
-def with_pending(
-    pending: Sequence[PendingDeletion], lines: Iterable[Sequence[Aged]]
-) -> tuple[PendingDeletion, ...] | None:
-    """Add pieces of history, newest first, to what is pending; None if there would be too many."""
-    found = list(pending)
-    seen = {piece.newest.key for piece in found}
-    for line in lines:
-        if not line or line[0].ref.key in seen:
-            continue
-        seen.add(line[0].ref.key)
-        count, parent = len(line), line[-1].parent
-        for older in found:
-            if parent is not None and older.newest.key == parent.key:
-                found.remove(older)  # the new piece continues with the old one
-                count += older.count
-                break
-        found.append(PendingDeletion(line[0].ref.bare(), count))
-    return tuple(found) if len(found) <= _PENDING_MOST else None
-
-
 # --- collection --------------------------------------------------------------------------------
 
 ARCHIVES_KEPT = 100
 """At least this many of the newest root versions keep their archive."""
-FULL_EVERY = 10
-"""Every this many collections, one lists all objects."""
-_LEAVING = (
-    "amend",
-    "delete branch",
-    "delete tag",
-    "expire snapshots",
-    "recover",
-    "reset branch",
-    "restore",
-)
-"""How the operations begin that leave snapshots behind."""
 
 
 def choose_fence(
@@ -232,23 +195,6 @@ def is_dead(key: str, marked: Container[str], fence: int, leased: Container[str]
     return (
         session_start(session) < fence and lineage_of(session) not in leased and key not in marked
     )
-
-
-def nothing_left_since(root: Root, version: int) -> bool:
-    """Whether the log shows that no operation since that version can have orphaned snapshots."""
-    since = [entry for entry in root.log if entry.version > version]
-    whole = not since or len(since) < len(root.log) or since[0].version == version + 1
-    return whole and not any(entry.operation.startswith(_LEAVING) for entry in since)
-
-
-def search_start(swept: int, collections: int) -> int:
-    """The session start from which on to list objects."""
-    return 0 if (collections + 1) % FULL_EVERY == 0 else swept
-
-
-def swept_after(fence: int, leases: Iterable[Lease]) -> int:
-    """The start below which nothing unreachable is left after a search up to the fence."""
-    return min([fence, *(session_start(lease.session) for lease in leases)])
 
 
 def first_archive_kept(version: int, fence: int) -> int:

@@ -161,8 +161,6 @@ class CollectionReport(Report, Struct, frozen=True):
         Objects that can be reached.
     objects, nbytes : mapping of str to int
         Objects deleted, and their bytes, by kind: `chunks`, `manifests`, `snapshots`, `root`, ...
-    complete : bool
-        Whether all objects of the repository were looked at.
     dry_run : bool
         Whether nothing was changed or deleted.
     waiting, waiting_nbytes : int
@@ -186,7 +184,6 @@ class CollectionReport(Report, Struct, frozen=True):
     kept: int = 0
     objects: Mapping[str, int] = {}
     nbytes: Mapping[str, int] = {}
-    complete: bool = False
     dry_run: bool = False
     waiting: int = 0
     waiting_nbytes: int = 0

@@ -53,7 +53,6 @@ from zarr_manifests.format.root import (
     LogEntry,
     Page,
     PageRef,
-    PendingDeletion,
     Root,
 )
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, DigestEntry, MarksPage, Snapshot
@@ -114,7 +113,6 @@ def samples() -> dict[str, Any]:
     gone, cut = {"gone": b"g" * 12}, {b"t" * 12: (3,)}
     delta = Delta(b"c" * 16, (node,), gone, cut, manifest, (held,))
     lease = Lease(b"l" * 16, "000000000001-" + "ab" * 12, snapshot_id_of(WHERE), 99, "owner")
-    due = (PendingDeletion(snapshot.bare(), 3),)
     index = placed("indexes", None)
     branch = Branch(snapshot, nodes, 1, OTHER_SNAPSHOT, (ref,), index)
     entry = replace(DeltaEntry.of(ref, delta, 5, first=2), counts=(Count(b"n" * 12, -1, 4),))
@@ -134,14 +132,11 @@ def samples() -> dict[str, Any]:
             (LogEntry(2, 3, "commit append", "main", "snapshot", b"c" * 16),),
             (lease,),
             4,
-            2,
             {"collector": 3},
             {"branches": (PageRef("a", placed("deltas", None), 7),)},
             ("hidden",),
             ("given-up",),
-            due,
             6,
-            {"collections": 2},
             FEATURES,
             {"title": ["a", {"b": 1.5}]},
         ),
@@ -465,7 +460,7 @@ def test_each_field_of_another_type_is_refused_or_read(kind: str) -> None:
 
 
 EMPTY = {
-    **dict.fromkeys(("collected", "epoch", "fence", "sequence", "swept"), 0),
+    **dict.fromkeys(("collected", "epoch", "fence", "sequence"), 0),
     **dict.fromkeys(("base", "marks_page", "merged", "parent")),
 }
 """What fields that may be absent are then, if they are no lists and maps."""

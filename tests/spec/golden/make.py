@@ -32,7 +32,7 @@ from zarr.core.buffer import default_buffer_prototype
 import zarr_manifests as zm
 from zarr_manifests.engine.chunk_statistics import record_zones
 from zarr_manifests.format.records import BlobRef, crc_of
-from zarr_manifests.format.root import Lease, LogEntry, Page, PageRef, PendingDeletion, Root
+from zarr_manifests.format.root import Lease, LogEntry, Page, PageRef, Root
 from zarr_manifests.format.snapshot import MarksPage
 from zarr_manifests.grid import Box
 from zarr_manifests.planning import packing as node_pages
@@ -360,13 +360,10 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         log=root.log[2:],
         leases=leases,
         fence=3,
-        swept=1,
         epochs={"collector": 5, "compactor": 6},
         pages=listed,
         deleted_leases=(given_up.name,),
-        pending=(PendingDeletion(line.put("snapshots", b"what is pending is not read"), 2),),
         collected=2,
-        counters={"collections": 1, "counters of another time": 2},
     ).with_log(entry)
     storage.create(f"root/{root.version:020d}", root.bare().encode())
     assert storage.cas("current", root.encode(), tagged.token) is not None
@@ -512,9 +509,9 @@ def expected(folder: Path, storage: MemoryStorage) -> dict[str, Any]:
             if snapshot_id not in snapshots:
                 snapshots[snapshot_id] = snapshot_of(reader, found, fields)
     root = found.root
-    fields = ("features", "fence", "swept", "epochs", "collected", "counters", "deleted_leases")
+    fields = ("features", "fence", "epochs", "collected", "deleted_leases")
     told = {name: root[name] for name in fields}
-    told |= {"leases": found.leases(), "log": root["log"], "pending": root["pending"]}
+    told |= {"leases": found.leases(), "log": root["log"]}
     told = plain(told)
     told["branches"] = {
         name: {"epoch": b["epoch"]} | {f: plain(b.get(f)) for f in ("floor", "index")}

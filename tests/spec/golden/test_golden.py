@@ -113,7 +113,6 @@ def test_the_independent_reader_finds_what_is_expected(name: str) -> None:
             assert (found.marks(fields), fields.get("merged")) == (due["marks"], due["merged"])
             assert checksums(found, fields) == due["values"]
     assert plain(found.leases()) == expected["root"]["leases"]
-    assert plain(found.root["pending"]) == expected["root"]["pending"]
 
 
 def checksums(found: Any, snapshot: Any) -> dict[str, str | None]:
@@ -252,7 +251,7 @@ def test_it_opens_for_writing(name: str, copied: Path) -> None:
     store = opened(copied).readonly_session(head).store
     assert values_of(store, old) == due
     after = Roots(LocalStorage(copied / "repo"), SYSTEM).read().root
-    kept = ("fence", "swept", "epochs", "collected", "counters", "leases", "pending", "pages")
+    kept = ("fence", "epochs", "collected", "leases", "pages")
     kept += ("deleted_leases", "features", "metadata")
     assert [getattr(after, f) for f in kept] == [getattr(before, f) for f in kept]
     own = ("epoch", "floor", "index")

@@ -391,7 +391,6 @@ class _Clone:
                 deleted_tags=tuple(dict.fromkeys((*whole.deleted_tags, *source.deleted_tags))),
                 pages={s: refs for s, refs in whole.pages.items() if s not in ("branches", "tags")},
                 deleted_branches=(),
-                swept=0,
                 metadata={**whole.metadata, **source.metadata},
             )
 

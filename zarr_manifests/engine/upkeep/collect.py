@@ -4,12 +4,11 @@
    then on, a session that began before the fence and holds no lease cannot commit. The new root is
    archived before anything is deleted, so that `recover` first finds a root that needs none of it.
 2. Everything that this root reaches is marked. If anything cannot be read, nothing is deleted.
-3. Dead objects are unmarked objects of sessions behind the fence that hold no lease. They are found
-   through the pending snapshots, and by listing objects: from `swept` on, or all of them every
-   tenth time.
+3. Dead objects are unmarked objects of sessions behind the fence that hold no lease. All objects
+   are listed to find them.
 4. Dead objects are deleted: chunks first and snapshots last, so that after a crash the objects that
    lead to the rest still exist.
-5. Another swap notes what was done: it advances `swept` and removes the pending snapshots.
+5. Another swap logs that the collection has ended.
 
 Why a dead object stays dead: a later commit refers only to objects of its own session, which began
 at the fence or later or holds a lease, and to objects that its parent reaches. The parent is a
@@ -18,8 +17,7 @@ snapshot that was in history after the first swap, or a newer one.
 Expiry: moving the floors of branches, in one swap
 --------------------------------------------------
 
-Snapshots that leave history are listed in the root as pending until a collection has deleted their
-objects. Nothing is deleted here. Snapshots that stay are read. Of those that leave, the entries of
+Nothing is deleted here. Snapshots that stay are read. Of those that leave, the entries of
 history tell, unless a lease may keep one.
 
 Invariant: leased snapshots stay in history. A branch's floor never rises above a leased snapshot.
@@ -39,11 +37,11 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import batched, chain, takewhile
+from itertools import batched, chain, groupby, takewhile
 from typing import Any, Final
 
 from msgspec import Struct
@@ -77,8 +75,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.chunk_table import native_keys
-from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import COLLECTOR, Branch, PendingDeletion, Root, archive_key
+from zarr_manifests.format.root import COLLECTOR, Branch, Root, archive_key
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -90,11 +87,7 @@ from zarr_manifests.planning.garbage import (
     is_dead,
     kept_count,
     leased_lineages,
-    nothing_left_since,
     retention,
-    search_start,
-    swept_after,
-    with_pending,
 )
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import CollectionReport
@@ -134,15 +127,13 @@ def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -
     """
     root = _begin(context, context.roots.read(), grace_ms, dry_run=dry_run)
     marks = _mark(context, root)
-    marked, alone = marks.marked, marks.alone
-    found, waiting = _find_dead(context, root, marks)
-    dead = sorted(found.values(), key=lambda info: info.key)
+    dead, waiting = _find_dead(context, root, marks.marked)
     archives = _old_archives(context, root)
     if not dry_run:
         keys = [info.key for info in (*dead, *archives)]
         _delete(context, keys, root.epochs[COLLECTOR], run)
         _remove_temporary(context)
-        _end(context, root, alone=alone)
+        _end(context, root.epochs[COLLECTOR])
         keep_reserve(context.storage)
     by_kind: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
@@ -151,10 +142,9 @@ def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -
         by_kind[kind] += 1
         nbytes[kind] += info.nbytes
     return CollectionReport(
-        len(marked),
+        len(marks.marked),
         dict(by_kind),
         dict(nbytes),
-        _from(root) == 0,
         dry_run,
         len(waiting),
         sum(info.nbytes for info in waiting),
@@ -186,24 +176,12 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
     return at.root
 
 
-def _end(context: Context, begun: Root, *, alone: bool) -> None:
-    """Note what was done; refused if another collection has begun in the meantime.
-
-    `alone` says whether only leases keep some snapshots: these may be of any age and are not
-    listed.
-    """
-    leases = context.roots.leases(begun)
-    done = set(begun.pending)
+def _end(context: Context, epoch: int) -> None:
+    """Log the end; refused if another collection has begun in the meantime."""
 
     def change(root: Root) -> Root:
-        check_collector(root, begun.epochs[COLLECTOR])
-        swept = root.swept
-        if not alone and nothing_left_since(root, begun.version):
-            swept = max(swept, swept_after(begun.fence, leases))
-        counters = dict(root.counters)
-        counters["collections"] = counters.get("collections", 0) + 1
-        pending = tuple(piece for piece in root.pending if piece not in done)
-        return replace(root, swept=swept, pending=pending, counters=counters)
+        check_collector(root, epoch)
+        return root
 
     updated(context, change, "end collection")
 
@@ -240,16 +218,9 @@ def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[i
 
 
 class _Marks(Struct, frozen=True):
-    """Keys of everything the root reaches.
-
-    `past` are pages of history about expired snapshots only, which live snapshots still name.
-    `alone` says whether only leases keep some snapshots. `held_by` are tags and leases with
-    older snapshots.
-    """
+    """Keys of everything the root reaches; and tags and leases with older snapshots."""
 
     marked: set[str]
-    past: Mapping[str, Link]
-    alone: bool
     held_by: Mapping[str, datetime | None]
 
 
@@ -267,29 +238,28 @@ def _mark(context: ReadContext, root: Root) -> _Marks:
     for branch in whole.branches.values():
         if branch.index is not None:
             starts[branch.index.key] = Link(branch.index, IndexDirectory)
-    marked, past = _follow(context, starts)
+    marked = _follow(context, starts)
     leases = sorted(whole.leases, key=lambda lease: lease.expires_ms)
     until = {lease_name(lease): _utc(lease.expires_ms) for lease in leases}
     heads = {branch.head.key for branch in whole.branches.values()}
     held = {lease_name(one) for one in leases if snapshot_key(one.snapshot) not in heads}
-    alone = not {*holders.values()}.isdisjoint(until)
     held_by = {one: until.get(one) for one in sorted({*holders.values(), *held} - {""})}
     marked |= {page.blob.key for pages in root.pages.values() for page in pages}
-    return _Marks(marked, past, alone, held_by)
+    return _Marks(marked, held_by)
 
 
 def _utc(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
-def _follow(context: ReadContext, starts: Mapping[str, Link]) -> tuple[set[str], dict[str, Link]]:
-    """Keys of all that these lead to; and the pages of history before the snapshots, by key."""
+def _follow(context: ReadContext, starts: Mapping[str, Link]) -> set[str]:
+    """Keys of all that these lead to."""
     marked: set[str] = set()
-    past: dict[str, Link] = {}
     lost: set[str] = set()
 
     def load(link: Link) -> Any:
-        if _leads_nowhere(link):
+        # A page of entries or a zone map has no pointers to mark.
+        if link.kind is Zones or (link.page is not None and link.page.level == 0):
             return None
         try:
             return context.objects.load(link.ref, link.kind)
@@ -300,111 +270,35 @@ def _follow(context: ReadContext, starts: Mapping[str, Link]) -> tuple[set[str],
             return None
 
     def wanted(link: Link) -> bool:
-        if link.is_within(starts):
-            return True
-        past[link.ref.key] = link
-        return False
+        return link.is_within(starts)
 
     for _, value in follow(context.runtime, starts.values(), load, marked, wanted, "marking"):
         for table in tables(value):
             marked |= native_keys(table)
     for kind in lost:
         marked |= {info.key for info in context.storage.list(f"{kind}/")}
-    return marked, past
-
-
-def _leads_nowhere(link: Link) -> bool:
-    """Whether it need not be read: a page of entries or a zone map, without pointers to mark."""
-    return link.kind is Zones or (link.page is not None and link.page.level == 0)
+    return marked
 
 
 # --- what is dead ------------------------------------------------------------------------------
 
 
-def _from(root: Root) -> int:
-    return search_start(root.swept, root.counters.get("collections", 0))
-
-
 def _find_dead(
-    context: ReadContext, root: Root, marks: _Marks
-) -> tuple[dict[str, ObjectInfo], list[ObjectInfo]]:
+    context: ReadContext, root: Root, marked: set[str]
+) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
     """The dead objects, and others that nothing reaches, whose writers may still commit."""
-    marked = marks.marked
     leased = leased_lineages(context.roots.leases(root))
-    found: dict[str, ObjectInfo] = {}
-    waiting = []
-    start = _from(root)
-    for info in counted("looking at objects", _since(context, start)):
+    dead, waiting = [], []
+    listed = chain.from_iterable(context.storage.list(f"{kind}/") for kind in KINDS)
+    for info in counted("looking at objects", listed):
         if is_dead(info.key, marked, root.fence, leased):
-            found[info.key] = info
+            dead.append(info)
         elif is_dead(info.key, marked, root.version + 1, ()):
             waiting.append(info)
-    if start > 0:
-        keys = _pending_keys(context, root.pending, marks) - found.keys()
-        due = [key for key in sorted(keys) if is_dead(key, marked, root.fence, leased)]
-        found |= _sizes(context, due)
-    pages = {key for key in found if key.startswith("pages/")}
-    if pages:
-        for key in _archived_pages(context, root):
-            found.pop(key, None)
-    return {key: info for key, info in found.items() if info.nbytes >= 0}, waiting
-
-
-def _since(context: ReadContext, start: int) -> Iterator[ObjectInfo]:
-    """The objects of sessions that did not begin before `start`."""
-    for kind in KINDS:
-        yield from context.storage.list(f"{kind}/", after=f"{kind}/{start:012d}")
-
-
-def _sizes(context: ReadContext, keys: Sequence[str]) -> Iterator[tuple[str, ObjectInfo]]:
-    calls = (partial(_sized, context, key) for key in keys)
-    sized = chain.from_iterable(map(context.runtime.parallel, batched(calls, _BATCH)))
-    stage = "looking at objects that have expired"
-    yield from zip(keys, counted(stage, sized, len(keys)), strict=True)
-
-
-def _sized(context: ReadContext, key: str) -> ObjectInfo:
-    try:
-        return context.storage.head(key)
-    except ObjectNotFoundError:
-        return ObjectInfo(key, -1, 0)  # deleted by an earlier collection that was then killed
-
-
-def _pending_keys(
-    context: ReadContext, pending: Iterable[PendingDeletion], marks: _Marks
-) -> set[str]:
-    """Keys of everything that pending snapshots reach, without what the root reaches."""
-    found: set[str] = set()
-
-    def load(link: Link) -> Any:
-        if _leads_nowhere(link):
-            return None
-        try:
-            return context.objects.load(link.ref, link.kind)
-        except CorruptObjectError:
-            return None  # deleted already, or damaged: a full listing finds what it led to
-
-    gone: dict[str, Link] = {}
-    for piece in pending:
-        ref: BlobRef | None = piece.newest
-        for _ in counted("following what has expired", range(piece.count)):
-            if ref is None:
-                break
-            gone[ref.key] = Link(ref, Snapshot)
-            snapshot = load(gone[ref.key])
-            ref = None if snapshot is None else snapshot.parent
-
-    def wanted(link: Link) -> bool:
-        return link.is_within(gone)
-
-    starts = [*gone.values(), *marks.past.values()]
-    stage = "looking at what has expired"
-    reached = follow(context.runtime, starts, load, {*marks.marked}, wanted, stage)
-    for link, value in reached:
-        found.add(link.ref.key)
-        for table in tables(value):
-            found |= native_keys(table)
-    return found
+    if any(info.key.startswith("pages/") for info in dead):
+        kept = _archived_pages(context, root)
+        dead = [info for info in dead if info.key not in kept]
+    return dead, waiting
 
 
 def _archived_pages(context: ReadContext, root: Root) -> set[str]:
@@ -424,25 +318,16 @@ def _archived_pages(context: ReadContext, root: Root) -> set[str]:
 
 def _old_archives(context: ReadContext, root: Root) -> list[ObjectInfo]:
     first = archive_key(first_archive_kept(root.version, root.fence))
-    found = []
-    for info in context.storage.list("root/"):
-        if info.key >= first:
-            break
-        found.append(info)
-    return found
+    return [*takewhile(lambda info: info.key < first, context.storage.list("root/"))]
 
 
-def _delete(context: Context, keys: Iterable[str], epoch: int, run: Run) -> None:
+def _delete(context: Context, keys: Sequence[str], epoch: int, run: Run) -> None:
     """Delete the objects, one kind after the other, as long as the epoch is ours."""
-    groups: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for key in keys:
-        groups.setdefault(key.partition("/")[0], []).append(key)
     delete = partial(_delete_batch, context.storage, context.runtime, context.repository_id, epoch)
     done = 0
-    expect("deleting", sum(map(len, groups.values())))
-    for due in groups.values():
-        batches = [due[at : at + _BATCH] for at in range(0, len(due), _BATCH)]
-        for count in run(delete, batches):
+    expect("deleting", len(keys))
+    for _, due in groupby(keys, lambda key: key.partition("/")[0]):
+        for count in run(delete, [*batched(due, _BATCH)]):
             done += count
             tell("deleting", done)
 
@@ -486,12 +371,14 @@ def expire(context: Context, retention: Retention, *, dry_run: bool) -> Collecti
         if held is not None and any(kept[name] < len(line) for name, line in lines.items()):
             _LOG.warning("nothing expires yet: %s is leased, and in no branch's history", held)
             kept = {name: len(line) for name, line in lines.items()}
-        gone = {name: line[kept[name] :] for name, line in lines.items()}
-        ids = {name: tuple(aged.snapshot_id for aged in line) for name, line in gone.items()}
-        expired = {name: line for name, line in ids.items() if line}
+        ids = {name: tuple(aged.snapshot_id for aged in line) for name, line in lines.items()}
+        expired = {name: line[kept[name] :] for name, line in ids.items() if line[kept[name] :]}
         report = CollectionReport(expired=expired, versions=kept, dry_run=dry_run)
-        floors = {name: line[kept[name] - 1].snapshot_id for name, line in lines.items()}
-        return _applied(whole, floors, [*gone.values()]) if report.expired else root
+        branches = {
+            name: replace(branch, floor=ids[name][kept[name] - 1])
+            for name, branch in whole.branches.items()
+        }
+        return replace(whole, branches=branches) if expired else root
 
     opened(lambda: change(context.roots.read().root))
     if report.expired and not dry_run:
@@ -507,22 +394,10 @@ def _line(
     line: list[Aged] = []
     for ref, snapshot in ages(context, branch.head, branch.floor):
         if line and not (leased or retention.keeps(len(line), snapshot.written_ms)):
-            return line + _listed(context, ref, branch.floor)
-        line.append(Aged(ref, snapshot_id_of(ref.key), snapshot.written_ms, snapshot.parent))
-    return line
-
-
-def _listed(context: ReadContext, start: BlobRef, floor: str | None) -> list[Aged]:
-    """The snapshot and those before it, newest first, as entries of history tell of them."""
-    line: list[Aged] = []
-    for found in entries(context, start, floor):
-        refs = [None if found.parent is None else found.parent.ref]
-        refs += [found.pointer(at).ref for at in range(len(found))]
-        line += [
-            Aged(ref, found.ids[at], found.written_ms[at], refs[at])
-            for at, ref in reversed([*enumerate(refs[1:])])
-            if ref is not None
-        ]
+            for found in entries(context, ref, branch.floor):
+                line += map(Aged, reversed(found.ids), reversed(found.written_ms))
+            break
+        line.append(Aged(snapshot_id_of(ref.key), snapshot.written_ms))
     return line
 
 
@@ -535,19 +410,6 @@ def _held_elsewhere(
     of_branches = {aged.snapshot_id for line in lines.values() for aged in line}
     of_tags = {snapshot_id_of(ref.key) for ref in whole.tags.values()}
     return min(leased - of_branches - of_tags, default=None)
-
-
-def _applied(whole: Root, floors: Mapping[str, str], gone: Sequence[Sequence[Aged]]) -> Root:
-    """The root with these floors; every branch then has one."""
-    pending = with_pending(whole.pending, gone)
-    # The first expiry also cuts the history of tags, which is not listed as pending.
-    listed = pending is not None and (has_expired(whole) or not whole.tags)
-    return replace(
-        whole,
-        branches={n: replace(branch, floor=floors[n]) for n, branch in whole.branches.items()},
-        pending=whole.pending if pending is None else pending,
-        swept=whole.swept if listed else 0,
-    )
 
 
 # --- all in one call ----------------------------------------------------------------------------

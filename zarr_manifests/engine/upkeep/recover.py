@@ -102,7 +102,6 @@ def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> Re
             tags={n: ref for n, ref in old.tags.items() if n not in whole.deleted_tags},
             pages={s: refs for s, refs in root.pages.items() if s not in ("branches", "tags")},
             deleted_branches=(),
-            swept=0,
         )
         moved = _moved(_heads(whole), _heads(new)), _moved(whole.tags, new.tags)
         report = RecoveryReport(version, root.version + 1, *moved, dry_run=dry_run)
@@ -306,7 +305,6 @@ def _renewed(
         leases=(),
         deleted_leases=(),
         fence=version,
-        swept=0,
         collected=version,
         epochs={**archived.epochs, **dict.fromkeys(_KINDS, version)},
     ).with_log(entry)

@@ -489,7 +489,7 @@ def _check_pages(context: ReadContext, root: Root, found: _Findings) -> Root | N
         for at, ref in enumerate(pages):
             page = _load(context, found, Link(ref.blob, Page))
             found.objects += 1
-            if page is None or section == "pending":
+            if page is None:
                 continue
             try:
                 read.append(checked(root, section, at, page))  # type: ignore[arg-type]

@@ -21,20 +21,14 @@ FAULTS = [
     Fault(
         "pages-of-archives-deleted",
         "engine/upkeep/collect.py",
-        "    if pages:\n",
-        "    if len(pages) > 1000:\n",
+        'if any(info.key.startswith("pages/") for info in dead):',
+        'if any(info.key.startswith("page/") for info in dead):',
     ),
     Fault(
         "overtaken-collection-goes-on",
         "engine/upkeep/collect.py",
         "    check_collector(roots.read().root, epoch)\n    storage",
         "    storage",
-    ),
-    Fault(
-        "objects-of-a-lease-never-looked-at-again",
-        "engine/upkeep/collect.py",
-        "swept = max(swept, swept_after(begun.fence, leases))",
-        "swept = max(swept, begun.fence)",
     ),
     Fault(
         "expired-leases-stay",
