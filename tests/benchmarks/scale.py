@@ -233,7 +233,8 @@ def plan_layout(chunks: int, sample: Layout, manifest_refs: int = _MANIFEST_REFS
     spread = float(np.std(sample.manifests) / np.mean(sample.manifests))
     manifests = []
     for planned in plan_manifests(config, {node.node_id: facts}, leaves):
-        length = round(planned.refs * sum(sample.manifests) / sample.chunks * rng.normal(1, spread))
+        mean = planned.refs * sum(sample.manifests) / sample.chunks
+        length = HEADER_BYTES + round(mean * rng.lognormal(-(spread**2) / 2, spread))
         blob = BlobRef(keys.next("manifests"), length, int(rng.integers(2**32)))
         n = len(planned.leaves)
         each = (length - HEADER_BYTES) // n
