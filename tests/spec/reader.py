@@ -229,15 +229,20 @@ def address(place: Place) -> Any:
     return None if etag is modified is crc is None else place
 
 
-def codes_of(packed: list[Any], n: int) -> list[int]:
-    """The codes of values of bounds."""
-    least, *halves = packed
-    demand(0 <= least < 2**64 and 1 <= len(halves) <= 2, "least code")
-    columns = [column(half, n) for half in halves]
-    demand(all(0 <= code < 2**32 for half in columns for code in half), "half of a code")
-    return [
-        least + sum(c << 32 * i for i, c in enumerate(row)) for row in zip(*columns, strict=True)
-    ]
+def values_of(bits: list[int], kind: str, size: int) -> list[Any]:
+    """The values with these bits."""
+    demand(kind != "b" or {*bits} <= {0, 1}, "truth values")
+    raw = b"".join(one.to_bytes(size, "little") for one in bits)
+    return np.frombuffer(
+        raw, f"<{'i' if kind in 'Mm' else 'u' if kind == 'b' else kind}{size}"
+    ).tolist()
+
+
+def bits_of(packed: list[Any], n: int, size: int) -> list[int]:
+    """The bits of the values of bounds."""
+    width, blosced, data = packed
+    demand(width == size, "width of the values of a type")
+    return numbers(data, width, blosced, n)
 
 
 def bounds_of(packed: dict[str, Any]) -> list[list[Any]]:
@@ -251,33 +256,22 @@ def bounds_of(packed: dict[str, Any]) -> list[list[Any]]:
             for name in ("low", "high")
         )
     else:
-        lows = [value(code, kind, size) for code in codes_of(packed["low"], n)]
-        tops = map(sum, zip(*(codes_of(packed[name], n) for name in ("low", "high")), strict=True))
-        highs = [value(code, kind, size) for code in tops]
-    bounded, nan, other, clip = (
-        column(packed[name], n) for name in ("bounded", "nan", "other", "clip")
+        bits, spans = (bits_of(packed[name], n, size) for name in ("low", "high"))
+        tops = [(low + span) % 2 ** (8 * size) for low, span in zip(bits, spans, strict=True)]
+        lows, highs = values_of(bits, kind, size), values_of(tops, kind, size)
+    bounded, missing, nan, clip = (
+        column(packed[name], n) for name in ("bounded", "missing", "nan", "clip")
     )
     sums: list[Any] = [None] * n
-    if kind in "fiub":
-        sums = [value(c, "f" if kind == "f" else "i", 8) for c in codes_of(packed["sums"], n)]
+    if packed.get("sums"):
+        sums = values_of(bits_of(packed["sums"], n, 8), "f" if kind == "f" else "i", 8)
         sums = [None if total != total or total == -(2**63) else total for total in sums]
     rows = []
     for i in range(n):
-        more = (other[i] >> 1) ^ -(other[i] & 1)
         demand(not bounded[i] or lows[i] <= highs[i], "order of bounds")
         ends = [lows[i], highs[i]] if bounded[i] else [None, None]
-        rows.append([*ends, nan[i] + more, nan[i], sums[i], clip[i]])
+        rows.append([*ends, missing[i], nan[i], sums[i], clip[i]])
     return rows
-
-
-def value(code: int, kind: str, size: int) -> Any:
-    """The value that has this place in the order of its type."""
-    top = 1 << 8 * size - 1
-    demand(code < (2 if kind == "b" else 2 * top), "value of a type")
-    if kind == "f":
-        raw = code ^ top if code & top else ~code & (2 * top - 1)
-        return struct.unpack({2: "<e", 4: "<f", 8: "<d"}[size], raw.to_bytes(size, "little"))[0]
-    return code - top if kind in "iMm" else code
 
 
 def place_of(index: int, lo: list[int], shape: list[int]) -> Coords:

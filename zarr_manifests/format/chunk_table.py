@@ -91,7 +91,12 @@ def encode_column(values: Column) -> list[Any]:
 def _pack(values: Column) -> tuple[int, int, bytes]:
     most = int(values.max())
     width = next(w for w in _WIDTHS if most < 1 << (8 * w))
-    raw = values.astype(f"<u{width}").tobytes()
+    return pack_bits(values.astype(f"<u{width}"))
+
+
+def pack_bits(values: npt.NDArray[np.unsignedinteger]) -> tuple[int, int, bytes]:
+    """Little-endian numbers for msgpack: bytes of each, whether they are packed, and their data."""
+    width, raw = values.dtype.itemsize, values.tobytes()
     if len(raw) > _BLOSC_HEADER_BYTES:
         from numcodecs import blosc  # slow to import, and small tables do without
 
@@ -114,7 +119,7 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
         case [0, int(value)] if 0 <= value <= most:
             return repeated(value, rows)
         case [1, int(first), int(width), int(packed), bytes(data)] if 0 <= first <= most and rows:
-            steps = _unpack(data, width, packed, rows - 1)
+            steps = unpack_bits(data, width, packed, rows - 1)
             values = np.empty(rows, np.int64)
             values[0], values[1:] = first, steps
             np.add.accumulate(values, out=values)
@@ -123,7 +128,7 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
             valid = bool((values[1:] >= values[:-1]).all())
             largest = int(values[-1])
         case [2, 0, int(width), int(packed), bytes(data)]:
-            unsigned = _unpack(data, width, packed, rows)
+            unsigned = unpack_bits(data, width, packed, rows)
             largest = int(unsigned.max(initial=0))
             values = unsigned.astype(np.int64)
         case _:
@@ -133,7 +138,14 @@ def decode_column(column: object, rows: int, most: int = 2**63 - 1) -> Column:
     return values
 
 
-def _unpack(data: bytes, width: int, packed: int, rows: int) -> npt.NDArray[np.unsignedinteger]:
+def unpack_bits(data: bytes, width: int, packed: int, rows: int) -> npt.NDArray[np.unsignedinteger]:
+    """So many numbers that `pack_bits` made data of.
+
+    Raises
+    ------
+    CorruptObjectError
+        If it made other data.
+    """
     nbytes = rows * width
     if type(width) is not int or width not in _WIDTHS or packed not in (0, 1) or rows > MAX_ROWS:
         raise CorruptObjectError("a column of a chunk table is malformed")

@@ -7,8 +7,8 @@ and range elsewhere; a hash of the bytes for inline chunks. The *meaning* is a h
 how stored bytes become values. An entry counts only for a chunk with this address, of an array with
 this meaning, so entries never have to be updated. Without entries everything is read.
 
-Numbers are mapped to unsigned integers in the same order, and kept as differences to the smallest
-one. Texts are cut, and rounded outward.
+Numbers are kept as the bits they are, high ones as differences from low ones. Texts are cut, and
+rounded outward.
 
 Invariants: a decoded `low` is never above the encoded one, and `high` never below; those of numbers
 and times are exact. The number of entries in an object is bounded before any is decoded.
@@ -37,6 +37,8 @@ from zarr_manifests.format.chunk_table import (
     StoredTable,
     decode_column,
     encode_column,
+    pack_bits,
+    unpack_bits,
 )
 from zarr_manifests.format.records import (
     BlobRef,
@@ -70,23 +72,15 @@ _UNREADABLE: Final = (
     InvalidArgumentError,
     OverflowError,
 )
-_COLUMNS: Final = ("low", "high", "bounded", "missing", "nan", "sums", "clip")
-_DECLARED: Final = ("weighted", "weights", "squares")
-"""Columns of what few arrays ask for."""
+_COUNTS: Final = ("bounded", "missing", "nan", "clip")
+_FLOATS: Final = ("sums", "weighted", "weights", "squares")
+"""Columns that are left out where nothing is known."""
+_COLUMNS: Final = ("low", "high", *_COUNTS, *_FLOATS)
 _UNKNOWN: Final = np.empty(0)
-_HALF: Final = 2**32
 NO_SUM: Final = -(2**63)
 """A sum of integers that may not fit in 64 bits. A sum of floats that is not known is NaN."""
 
-type _Codes = npt.NDArray[np.uint64]
-
-
-class StoredWeighted(Record, frozen=True):
-    """Weighted sums as they are stored."""
-
-    digest: Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
-    sums: Any
-    weights: Any
+type _Bits = npt.NDArray[np.unsignedinteger]
 
 
 class StoredBounds(Record, frozen=True):
@@ -97,12 +91,14 @@ class StoredBounds(Record, frozen=True):
     low: Any
     high: Any
     bounded: Any
+    missing: Any
     nan: Any
-    other: Any
     clip: Any
     sums: Any = None
-    weighted: StoredWeighted | None = None
+    weighted: Any = None
+    weights: Any = None
     squares: Any = None
+    digest: Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)] | None = None
 
 
 class Bounds(Struct, frozen=True, eq=False):
@@ -153,10 +149,10 @@ class Bounds(Struct, frozen=True, eq=False):
     digest: bytes = b""
 
     def __post_init__(self) -> None:
-        for name in _DECLARED:
+        for name in _FLOATS:
             if getattr(self, name) is _UNKNOWN:
                 force_setattr(self, name, np.broadcast_to(np.nan, self.low.shape))
-        columns = [getattr(self, name) for name in (*_COLUMNS, *_DECLARED)]
+        columns = [getattr(self, name) for name in _COLUMNS]
         if len({column.shape for column in columns}) > 1 or self.low.ndim != 1:
             raise CorruptObjectError("the columns of bounds have different lengths")
         dtype = self.low.dtype
@@ -178,7 +174,7 @@ class Bounds(Struct, frozen=True, eq=False):
         """The bounds at these rows, or where a mask is true."""
         if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self
-        columns: Any = {name: getattr(self, name)[rows] for name in (*_COLUMNS, *_DECLARED)}
+        columns: Any = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return Bounds(**columns, digest=self.digest)
 
     def weighted_by(self, digest: bytes) -> Bounds:
@@ -223,40 +219,26 @@ class Bounds(Struct, frozen=True, eq=False):
         """
         digest = next((part.digest for part in reversed(parts) if part.digest), b"")
         parts = [part.weighted_by(digest) for part in parts]
-        names = (*_COLUMNS, *_DECLARED)
         columns: Any = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in names
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
         }
         return Bounds(**columns, digest=digest)
 
     def pack(self) -> dict[str, Any]:
         """As a map for msgpack, rounded outward; needs at least one row."""
-        other = self.missing - self.nan
-        counts = {"nan": self.nan, "other": (other << 1) ^ (other >> 63), "clip": self.clip}
-        packed: dict[str, Any] = {
-            "n": len(self),
-            "bounded": encode_column(self.bounded.astype(np.int64)),
-            **{name: encode_column(column) for name, column in counts.items()},
-        }
+        packed: dict[str, Any] = {"n": len(self)}
+        for name in _COUNTS:
+            packed[name] = encode_column(getattr(self, name).astype(np.int64))
+        for name in _FLOATS:
+            if not np.isnan(getattr(self, name)).all():
+                packed[name] = _packed(getattr(self, name))
+        if self.digest:
+            packed["digest"] = self.digest
         if self.low.dtype.kind == "S":
             return packed | self._texts()
-        ends = self.low, self.high
-        if self.low.dtype.kind == "f":
-            ends = self.low + np.float16(0), self.high + np.float16(0)  # of which none is -0.0
-        low, high, some = *map(_codes, ends), self.bounded
-        first = low[some][:1] if some.any() else low[:1]
-        low, span = np.where(some, low, first), np.where(some, high - low, np.uint64(0))
-        packed |= {"type": self.low.dtype.str, "low": _encoded(low), "high": _encoded(span)}
-        if sum_type(self.low.dtype) is None:
-            return packed
-        packed["sums"] = _encoded(_codes(self.sums))
-        if self.digest:
-            weighted = {"sums": self.weighted, "weights": self.weights}
-            both = {name: _encoded(_codes(column)) for name, column in weighted.items()}
-            packed["weighted"] = {"digest": self.digest, **both}
-        if not np.isnan(self.squares).all():
-            packed["squares"] = _encoded(_codes(self.squares))
-        return packed
+        span = _bits(self.high) - _bits(self.low)
+        ends = {"low": _packed(self.low), "high": _packed(span)}
+        return {**packed, "type": self.low.dtype.str, **ends}
 
     def _texts(self) -> dict[str, Any]:
         """The bounds of texts, cut to their first bytes."""
@@ -281,28 +263,18 @@ class Bounds(Struct, frozen=True, eq=False):
                 raise CorruptObjectError("zones.bounds: texts of another length")
             low, high = (np.frombuffer(text, dtype) for text in texts)
         else:
-            code, span = _decoded(stored.low, n), _decoded(stored.high, n)
-            if (code + span < code).any():
-                raise CorruptObjectError("zone maps: bounds beyond the values of their type")
-            low, high = _values(code, dtype), _values(code + span, dtype)
-        kind = sum_type(dtype)
-        if kind is None:
-            sums: npt.NDArray[Any] = np.full(n, np.nan)
-        else:
-            sums = _values(_decoded(stored.sums, n), kind)
-        bounded = decode_column(stored.bounded, n, 1).astype(np.bool_)
-        counts = stored.nan, stored.other, stored.clip
-        nan, other, clip = (decode_column(one, n, 2**62) for one in counts)
-        missing = nan + ((other >> 1) ^ -(other & 1))
-        its = stored.weighted
-        both = (None, None) if its is None else (its.sums, its.weights)
-        weighted, weights, squares = (
-            _UNKNOWN if one is None else _values(_decoded(one, n), np.dtype("f8"))
-            for one in (*both, stored.squares)
-        )
-        digest = b"" if its is None else its.digest
-        declared = weighted, weights, squares, digest
-        return cls(low, high, bounded, missing, nan, sums, clip, *declared)
+            low = _unpacked(stored.low, n, dtype)
+            span = _unpacked(stored.high, n, np.dtype(f"<u{dtype.itemsize}"))
+            high = _values(_bits(low) + span, dtype)
+        counts: Any = {name: decode_column(getattr(stored, name), n, 2**62) for name in _COUNTS}
+        floats: Any = {
+            name: _unpacked(one, n, sum_type(dtype) if name == "sums" else np.dtype("f8"))
+            if (one := getattr(stored, name)) is not None
+            else _UNKNOWN
+            for name in _FLOATS
+        }
+        counts["bounded"] = counts["bounded"].astype(np.bool_)
+        return cls(low, high, **counts, **floats, digest=stored.digest or b"")
 
 
 def sum_type(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -329,53 +301,26 @@ def _dtype(text: str) -> np.dtype[Any]:
     raise CorruptObjectError(f"zone maps: {text[:40]!r} is no type of values with an order")
 
 
-def _codes(values: npt.NDArray[Any]) -> _Codes:
-    """Unsigned integers in the order of the values."""
-    size = values.dtype.itemsize
-    top = 1 << (8 * size - 1)
-    raw = np.ascontiguousarray(values).view(f"<u{size}")
-    match values.dtype.kind:
-        case "f":
-            # Negative numbers descend with their bits.
-            return np.asarray(np.where(raw & top, ~raw, raw | top), np.uint64)
-        case "i" | "M" | "m":
-            return np.asarray(raw ^ raw.dtype.type(top), np.uint64)
-    return np.asarray(raw, np.uint64)
+def _bits(values: npt.NDArray[Any]) -> _Bits:
+    """The values as unsigned integers."""
+    return np.ascontiguousarray(values).view(f"<u{values.dtype.itemsize}")
 
 
-def _values(codes: _Codes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The values of these codes."""
-    size = dtype.itemsize
-    top = 1 << (8 * size - 1)
-    if len(codes) and int(codes.max()) > (1 if dtype.kind == "b" else (1 << 8 * size) - 1):
-        raise CorruptObjectError("zone maps: bounds beyond the values of their type")
-    raw = codes.astype(f"<u{size}")
-    match dtype.kind:
-        case "f":
-            raw = np.where(raw & top, raw ^ raw.dtype.type(top), ~raw)
-        case "i" | "M" | "m":
-            raw = raw ^ raw.dtype.type(top)
-    return raw.view(dtype)
+def _values(bits: _Bits, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The values with these bits."""
+    return bits.astype(np.bool_) if dtype.kind == "b" else bits.view(dtype)
 
 
-def _encoded(codes: _Codes) -> list[Any]:
-    """Codes as the least one, and the differences to it: their low halves, and the high ones."""
-    least = codes.min()
-    low, high = (codes - least) & np.uint64(_HALF - 1), (codes - least) >> np.uint64(32)
-    found = [int(least), encode_column(low.astype(np.int64))]
-    return [*found, encode_column(high.astype(np.int64))] if high.any() else found
+def _packed(values: npt.NDArray[Any]) -> tuple[int, int, bytes]:
+    return pack_bits(_bits(values))
 
 
-def _decoded(stored: Any, n: int) -> _Codes:
-    """The codes of a list that `_encoded` made."""
+def _unpacked(stored: Any, n: int, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
+    """The values of this type in a list that `_packed` made."""
     match stored:
-        case [int(least), low, *halves] if 0 <= least < 2**64 and len(halves) < 2:
-            codes = decode_column(low, n, _HALF - 1).astype(np.uint64)
-            for high in halves:
-                codes |= decode_column(high, n, _HALF - 1).astype(np.uint64) << np.uint64(32)
-            if not n or int(codes.max()) + least < 2**64:
-                return codes + np.uint64(least)
-    raise CorruptObjectError("zone maps: bounds beyond the values of their type")
+        case [int(width), int(packed), bytes(data)] if dtype and width == dtype.itemsize:
+            return _values(unpack_bits(data, width, packed, n), dtype)
+    raise CorruptObjectError("zone maps: no values of the type of bounds")
 
 
 class _StoredZones(Record, frozen=True):
