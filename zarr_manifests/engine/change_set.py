@@ -53,7 +53,7 @@ from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c, lineage_of, object_key, session_of
 from zarr_manifests.planning.components import Changes, Reads
-from zarr_manifests.planning.meaning import like, merged
+from zarr_manifests.planning.meaning import in_pages, like, merged
 from zarr_manifests.planning.merge import (
     Layer,
     difference,
@@ -520,27 +520,34 @@ class ChangeSet(Struct, eq=False):
 
     def add_zones(self, node_id: bytes, zones: ZoneTable) -> None:
         """Add entries of a node's zone map."""
-        tables = list(self.zones.get(node_id, ()))
-        # As in `put_table`: few tables, each row merged few times.
-        while (
-            tables
-            and isinstance(last := tables[-1], ZoneTable)
-            and len(last) <= 2 * len(zones)
-            and like(last, zones)
-        ):
-            zones = merged([last, zones])
-            tables.pop()
-        # Packed they take a tenth of the memory.
-        self.zones[node_id] = (*tables, zones if len(zones) < PAGE_ROWS else zones.pack())
+        for page in in_pages(zones):
+            tables = list(self.zones.get(node_id, ()))
+            # As in `put_table`: few tables, each row merged few times.
+            while (
+                tables
+                and isinstance(last := tables[-1], ZoneTable)
+                and len(last) <= 2 * len(page)
+                and like(last, page)
+            ):
+                page = merged([last, page])
+                tables.pop()
+            # Packed they take a tenth of the memory.
+            self.zones[node_id] = (*tables, page if len(page) < PAGE_ROWS else page.pack())
 
-    def take_zones(self, zones: Mapping[bytes, tuple[ZoneTable | bytes, ...]]) -> None:
+    def packed_zones(self) -> dict[bytes, tuple[bytes, ...]]:
+        """The entries of zone maps, by node, all packed."""
+        return {
+            node_id: tuple(each if isinstance(each, bytes) else each.pack() for each in tables)
+            for node_id, tables in self.zones.items()
+        }
+
+    def take_zones(self, zones: Mapping[bytes, Iterable[bytes]]) -> None:
         """Add entries made elsewhere; which of both describe a chunk now is settled later.
 
         They are packed, so that `add_zones` does not merge them: here neither is the newer one.
         """
         for node_id, tables in zones.items():
-            packed = [zones if isinstance(zones, bytes) else zones.pack() for zones in tables]
-            self.zones[node_id] = (*packed, *self.zones.get(node_id, ()))
+            self.zones[node_id] = (*tables, *self.zones.get(node_id, ()))
 
     def zones_of(self, node_id: bytes) -> Iterator[ZoneTable]:
         """The entries of a node's zone map, oldest first, in several tables."""
@@ -652,10 +659,7 @@ class ChangeSet(Struct, eq=False):
                     light += self._light(node_id, rows, most) if here else rows
                 self.tables[node_id] = (*known, *light)
                 self.chunks.pop(node_id, None)
-        self.zones = {
-            node_id: tuple(each if isinstance(each, bytes) else each.pack() for each in tables)
-            for node_id, tables in self.zones.items()
-        }
+        self.zones = dict(self.packed_zones())
 
     def _light(self, node_id: bytes, tables: Sequence[Rows], most: int) -> list[Rows]:
         """The refs of these tables in one table of at most `most` refs, and the others spilled."""

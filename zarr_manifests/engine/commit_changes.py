@@ -259,7 +259,7 @@ def _prepare(
         changed,
         [t.manifest for parts in tables.values() for t in parts if isinstance(t, Spilled)],
     )
-    log, zones = uploads[-1].ref, zones_upload(changes.zones, tables, keys)
+    log, zones = uploads[-1].ref, zones_upload(changes.zones_of, tables, keys)
     uploads += [] if zones is None else [zones]
     snapshot = Snapshot(
         snapshot_id_of(keys.next("snapshots")),  # each attempt has its own id

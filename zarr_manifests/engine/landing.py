@@ -48,7 +48,7 @@ from zarr_manifests.errors import (
     TransactionAlreadyCommitted,
     TransactionGapError,
 )
-from zarr_manifests.format.chunk_table import MAX_ROWS, ChunkTable
+from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Delta, Manifest, ManifestRef, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root, leaving
@@ -63,7 +63,7 @@ from zarr_manifests.format.snapshot import (
     MarksPage,
     Snapshot,
 )
-from zarr_manifests.format.zone_maps import PAGE_ROWS, Zones, ZoneTable
+from zarr_manifests.format.zone_maps import Zones, ZoneTable
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict import NO_MARK, MarkStep, Txn, moved_marks, shown
 from zarr_manifests.planning.garbage import (
@@ -74,66 +74,33 @@ from zarr_manifests.planning.garbage import (
     needs_digest,
     pages_to_merge,
     pages_to_roll,
-    parts,
 )
-from zarr_manifests.planning.meaning import in_pages, merged_alike, taken, valid
+from zarr_manifests.planning.meaning import taken, valid
 from zarr_manifests.planning.merge import rearranged
 from zarr_manifests.planning.packing import plan_embedding
 from zarr_manifests.runtime import one_by_one
 
-_ROWS_TOGETHER: Final = 4 * PAGE_ROWS
-
 
 def zones_upload(
-    zones: Mapping[bytes, Sequence[ZoneTable | bytes]],
+    zones_of: Callable[[bytes], Iterable[ZoneTable]],
     tables: Mapping[bytes, Sequence[Rows]],
     keys: SessionKeys,
 ) -> Upload | None:
-    """The object with the entries that describe chunks in these tables; None if there are none."""
-    found = (
-        (node_id, merged)
-        for node_id, parts in tables.items()
-        for group in _together(zones.get(node_id, ()))
-        for merged in _merged(group, parts)
-    )
-    return upload_of(found, keys)
+    """The object with the entries that describe chunks in these tables, by node.
 
-
-def _together(tables: Sequence[ZoneTable | bytes]) -> list[Sequence[ZoneTable | bytes]]:
-    """Groups of tables to merge, so that few entries are decoded at a time; mostly one."""
-    heads = [ZoneTable.head(zones) for zones in tables]
-    if sum(rows for _, rows in heads) <= _ROWS_TOGETHER:
-        return [tables]
-    order = sorted(range(len(tables)), key=lambda at: heads[at][0].lo)
-    groups = parts(order, lambda at: heads[at][1], _ROWS_TOGETHER)
-    return [[tables[at] for at in group] for group in groups]
-
-
-def _merged(group: Sequence[ZoneTable | bytes], parts: Sequence[Rows]) -> list[ZoneTable]:
-    tables = (zones if isinstance(zones, ZoneTable) else ZoneTable.parse(zones) for zones in group)
-    still = (_still(zones, parts) for zones in tables)
-    return merged_alike(zones for zones in still if zones is not None)
-
-
-def upload_of(tables: Iterable[tuple[bytes, ZoneTable]], keys: SessionKeys) -> Upload | None:
-    """The object with these entries, by node, in tables of limited size; None if there are none."""
-    room = MAX_ROWS
-    kept: list[tuple[bytes, int, bytes]] = []
-    for node_id, zones in tables:
-        room -= len(zones)
-        if room >= 0:  # chunks beyond have no entries
-            kept += [(node_id, len(page), page.pack()) for page in in_pages(zones)]
-    return Upload.of(keys, "indexes", Zones(tuple(kept)).encode()) if kept else None
-
-
-def _still(zones: ZoneTable, parts: Sequence[Rows]) -> ZoneTable | None:
-    """The entries of chunks that are still in these tables, or in tables not in memory."""
-    count = np.zeros(len(zones), np.bool_)
-    for part in parts:
-        if not isinstance(part, ChunkTable):
-            return zones
-        count |= valid(zones, part)
-    return taken(zones, count)
+    `zones_of` has the entries of a node. None if there are none.
+    """
+    kept = ChangeSet()
+    for node_id, each in tables.items():
+        here = [rows for rows in each if isinstance(rows, ChunkTable)]
+        for zones in zones_of(node_id):
+            still: ZoneTable | None = zones
+            if len(here) == len(each):  # else their chunks may be in those that are not in memory
+                still = taken(zones, np.logical_or.reduce([valid(zones, rows) for rows in here]))
+            if still is not None:
+                kept.add_zones(node_id, still)
+    packed = [(node, one) for node, some in kept.packed_zones().items() for one in some]
+    return Upload.of(keys, "indexes", Zones(tuple(packed)).encode()) if packed else None
 
 
 def take_zones(context: ReadContext, changes: ChangeSet, snapshot: Snapshot) -> None:
@@ -142,7 +109,9 @@ def take_zones(context: ReadContext, changes: ChangeSet, snapshot: Snapshot) -> 
     if entry is None or entry.zones is None or entry.log.key != snapshot.log.key:
         return
     known = KnownZones.of(context, [entry])
-    changes.take_zones({node: tuple(known.recent_of(node)) for node in changes.touched()})
+    changes.take_zones(
+        {node: [zones.pack() for zones in known.recent_of(node)] for node in changes.touched()}
+    )
 
 
 def moved(changes: ChangeSet, node_id: bytes, axis: int, first: int, steps: int) -> None:
@@ -151,16 +120,11 @@ def moved(changes: ChangeSet, node_id: bytes, axis: int, first: int, steps: int)
     changes.zones.pop(node_id, None)
     for zones in before:
         coords = zones.coords().copy()
-        beyond = coords[:, axis] >= first
-        coords[:, axis] += np.where(beyond, steps, 0)
-        # All of these chunks move by the same number of steps, so they stay in order.
-        addresses = rearranged(zones.addresses, beyond, coords)
-        if addresses is not None:
-            bounds = zones.bounds.take(beyond)
-            changes.add_zones(node_id, ZoneTable(zones.meaning, addresses, bounds))
-        rest = taken(zones, ~beyond)
-        if rest is not None:
-            changes.add_zones(node_id, rest)
+        coords[:, axis] += np.where(coords[:, axis] >= first, steps, 0)
+        addresses = rearranged(zones.addresses, np.ones(len(zones), np.bool_), coords)
+        assert addresses is not None  # no table is empty
+        bounds = zones.bounds.take(np.lexsort(coords.T[::-1]))
+        changes.add_zones(node_id, ZoneTable(zones.meaning, addresses, bounds))
 
 
 # --- landing ------------------------------------------------------------------------------------

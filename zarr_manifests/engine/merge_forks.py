@@ -231,4 +231,4 @@ def _put(theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], mine: C
     for node_id, shape in theirs.truncated.items():
         mine.truncated[node_id] = narrower(mine.truncated.get(node_id), shape) or shape
     mine.reads.add(theirs.reads)
-    mine.take_zones(theirs.zones)
+    mine.take_zones(theirs.packed_zones())

@@ -253,7 +253,7 @@ def write_pages(
     made: dict[bytes, ZonePages] = {}
     due = [(zones.pack(), *leaf) for leaf in leaves for zones in [leaf[2]]]
     for group in parts(due, lambda one: len(one[0]), _OBJECT_BYTES):
-        packed = tuple((node_id, len(zones), data) for data, node_id, _, zones, _ in group)
+        packed = tuple((node_id, data) for data, node_id, *_ in group)
         upload = Upload(keys.next("indexes"), Zones(packed).encode())
         context.objects.create(upload.key, upload.data)
         for position, (_, node_id, blob, zones, complete) in enumerate(group):

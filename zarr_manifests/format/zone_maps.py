@@ -45,7 +45,6 @@ from zarr_manifests.format.records import (
     ListRecord,
     MetadataObject,
     NodeId,
-    Number,
     ObjectKind,
     Record,
     check_numbers,
@@ -66,12 +65,7 @@ _DTYPES: Final = re.compile(
     r"[<|]([fiu][1248]|b1|[Mm]8(\[\d{0,9}[a-z]{1,2}\])?|S[1-9]\d{0,3})", re.IGNORECASE
 )
 
-_UNREADABLE: Final = (
-    CorruptObjectError,
-    UnsupportedFormatError,
-    InvalidArgumentError,
-    OverflowError,
-)
+_UNREADABLE: Final = CorruptObjectError, UnsupportedFormatError
 _COUNTS: Final = ("bounded", "missing", "nan", "clip")
 _FLOATS: Final = ("sums", "weighted", "weights", "squares")
 """Columns that are left out where nothing is known."""
@@ -330,6 +324,14 @@ class _StoredZones(Record, frozen=True):
     chunks: StoredTable
     bounds: StoredBounds
 
+    def table(self) -> ZoneTable:
+        """The table, decoded."""
+        try:
+            chunks, bounds = ChunkTable.parse(self.chunks), Bounds.parse(self.bounds)
+            return ZoneTable(self.meaning, chunks, bounds)
+        except (InvalidArgumentError, OverflowError) as error:
+            raise CorruptObjectError(f"zones.tables: {error}") from error
+
 
 class ZoneTable(Struct, frozen=True, eq=False):
     """Entries of one array with one meaning, sorted by coordinate.
@@ -374,14 +376,6 @@ class ZoneTable(Struct, frozen=True, eq=False):
         """Chunk coordinates of the entries (int64[n, ndim])."""
         return self.addresses.coords()
 
-    @staticmethod
-    def head(zones: ZoneTable | bytes) -> tuple[Box, int]:
-        """The box and the number of entries of a table that may be packed; decodes none."""
-        if isinstance(zones, ZoneTable):
-            return zones.box, len(zones)
-        chunks = record(_StoredZones, unpack(zones), "zones").chunks
-        return Box(chunks.lo, chunks.hi), chunks.n
-
     def pack(self) -> bytes:
         """Msgpack of a map; needs at least one entry."""
         packed = {"chunks": self.addresses.pack(), "bounds": self.bounds.pack()}
@@ -390,57 +384,39 @@ class ZoneTable(Struct, frozen=True, eq=False):
     @classmethod
     def parse(cls, packed: bytes) -> ZoneTable:
         """From untrusted bytes that `pack` made."""
-        stored = record(_StoredZones, unpack(packed), "zones.tables")
-        try:
-            return cls(stored.meaning, ChunkTable.parse(stored.chunks), Bounds.parse(stored.bounds))
-        except (InvalidArgumentError, OverflowError) as error:
-            raise CorruptObjectError(f"zones.tables: {error}") from error
+        return record(_StoredZones, unpack(packed), "zones.tables").table()
 
 
 class Zones(MetadataObject, frozen=True, tag="zones", rename={"packed": "tables"}):
-    """Zone maps in one object, still packed: node, number of entries and bytes of each.
+    """Zone maps in one object, still packed: node and bytes of each.
 
     Parameters
     ----------
-    packed : tuple of (bytes, int, bytes)
-        Node id, number of entries and packed `ZoneTable`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If there are more entries than readers accept.
+    packed : tuple of (bytes, bytes)
+        Node id and packed `ZoneTable`.
     """
 
-    packed: tuple[tuple[NodeId, Number, bytes], ...] = ()
+    packed: tuple[tuple[NodeId, bytes], ...] = ()
 
     _KIND = ObjectKind.INDEX
-
-    def __post_init__(self) -> None:
-        check_numbers("zones", *(n for _, n, _ in self.packed), most=MAX_ROWS)
-        check_numbers("zones", sum(n for _, n, _ in self.packed), most=MAX_ROWS)
 
     def of_node(self, node_id: bytes, box: Box | None = None) -> Iterator[ZoneTable]:
         """The zone maps of a node, oldest first; decoded one at a time.
 
         Those that cannot be read are left out, and, with a box, those without entries in it.
         """
-        for position, (node, _, _) in enumerate(self.packed):
-            table = self.at(position, box) if node == node_id else None
-            if table is not None:
-                yield table
+        for node, packed in self.packed:
+            if node == node_id:
+                with suppress(*_UNREADABLE):
+                    stored = record(_StoredZones, unpack(packed), "zones.tables")
+                    chunks = stored.chunks
+                    if box is None or Box(chunks.lo, chunks.hi).overlaps(box):
+                        yield stored.table()
 
-    def at(self, position: int, box: Box | None = None) -> ZoneTable | None:
-        """The zone map at a position.
-
-        None if there is none, if it cannot be read, or if it has no entries in the box.
-        """
-        if not position < len(self.packed):
-            return None
-        _, n, packed = self.packed[position]
-        with suppress(*_UNREADABLE):
-            within, count = ZoneTable.head(packed)
-            if count == n and (box is None or within.overlaps(box)):
-                return ZoneTable.parse(packed)
+    def at(self, position: int) -> ZoneTable | None:
+        """The zone map at a position; None if there is none, or if it cannot be read."""
+        with suppress(*_UNREADABLE, IndexError):
+            return ZoneTable.parse(self.packed[position][1])
         return None
 
 

@@ -19,10 +19,10 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -386,12 +386,6 @@ def _alike(zones: ZoneTable) -> tuple[bytes, str, int]:
     dtype = zones.bounds.low.dtype
     # Texts of any length go together.
     return zones.meaning, "text" if dtype.kind == "S" else dtype.str, zones.box.ndim
-
-
-def merged_alike(tables: Iterable[ZoneTable]) -> list[ZoneTable]:
-    """Entries, oldest first, in one table for each meaning and type."""
-    groups = groupby(sorted(tables, key=_alike), key=_alike)
-    return [merged([*same]) for _, same in groups]
 
 
 def in_pages(zones: ZoneTable) -> Iterator[ZoneTable]:

@@ -459,8 +459,7 @@ def roll_up(
     first, last = entries[0].first, entries[-1].last
     entry = DeltaEntry.of(uploads[-1].ref, run, last, coordinates, first=first)
     known = KnownZones.of(context, entries)
-    own = {node_id: [*known.recent_of(node_id)] for node_id in parts}
-    zones = zones_upload(own, parts, keys)
+    zones = zones_upload(known.recent_of, parts, keys)
     uploads += [] if zones is None else [zones]
     at = None if zones is None else zones.ref
     counts = merged_counts(entries, view.base_sequence, alive)

@@ -29,7 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.engine.epochs import fenced, overtaken
-from zarr_manifests.engine.landing import NextVersion, encoded_delta, land, rewritten, upload_of
+from zarr_manifests.engine.landing import NextVersion, encoded_delta, land, rewritten, zones_upload
 from zarr_manifests.engine.metadata import SessionKeys, Upload, create_own
 from zarr_manifests.engine.roots import RootAt, opened
 from zarr_manifests.engine.totals import node_facts, pending_rows
@@ -275,7 +275,8 @@ class _Repacking(Struct):
         """Commit the moved refs of unchanged chunks; return the new head."""
         context, keys, branch = self.context, self.keys, self.branch
         commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
-        zones = upload_of(self._zones(view, moved), keys)
+        rows = {node_id: [after] for node_id, _, after in moved}
+        zones = zones_upload(self._zones(view, moved), rows, keys)
         kept: list[tuple[bytes, ChunkTable]] = []
 
         def make(root: Root) -> NextVersion | None:
@@ -334,22 +335,23 @@ class _Repacking(Struct):
         uploads += [log, *([] if zones is None else [zones])]
         return NextVersion(current, snapshot, uploads)
 
-    def _zones(self, view: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[bytes, ZoneTable]]:
-        """The entries of zone maps of the moved chunks, with their new addresses."""
+    def _zones(
+        self, view: SnapshotView, moved: Sequence[_Moved]
+    ) -> Callable[[bytes], Sequence[ZoneTable]]:
+        """The entries of zone maps of the moved chunks of a node, with their new addresses."""
+        found = dict[bytes, list[ZoneTable]]()
         root = self.context.roots.with_branch(self.context.roots.latest.root, self.branch)
         tip = root.branches.get(self.branch)
-        if tip is None:
-            return []
-        known = KnownZones.of(self.context, view.snapshot.deltas, tip.index)
-        found = []
+        index = None if tip is None else tip.index
+        known = KnownZones.of(self.context, view.snapshot.deltas, index)
         for node_id, old, new in moved:
             zones = known.counting(view.by_id[node_id], old)
             if zones is not None:
                 moves = rows_at(new, zones.coords()) >= 0
                 chunks = pick(new, zones.coords()[moves])
                 again = zones_of_chunks(zones.meaning, chunks, zones.bounds.take(moves))
-                found += [] if again is None else [(node_id, again)]
-        return found
+                found[node_id] = [] if again is None else [again]
+        return lambda node_id: found.get(node_id, ())
 
 
 # --- copying, perhaps in other processes -------------------------------------------------------
