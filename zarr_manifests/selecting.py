@@ -28,7 +28,7 @@ from zarr_manifests.decoding import decoded, decoded_by
 from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.bulk_chunks import find_chunks, note_unchanged
 from zarr_manifests.engine.overlay import SessionView
-from zarr_manifests.engine.zones import KnownZones, PagedLeaves, paged_leaves, read_pages, zones_of
+from zarr_manifests.engine.zones import KnownZones, paged_leaves, read_pages, zones_of
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Node
@@ -328,11 +328,11 @@ class _Pruner:
         for by_pages in (True, False):
             paged, table = self._found(by_pages=by_pages)
             unread = self._unread(paged) if alone else set()
-            named = [i for i in paged.pages if i not in unread]
+            named = [i for i in paged if i not in unread]
             others = [
                 i
                 for i, page in enumerate(self._pages)
-                if table is not None and i not in paged.pages and page.box.overlaps(self._region)
+                if table is not None and i not in paged and page.box.overlaps(self._region)
             ]
             due = [*named, *others]
             read = read_pages(context, self._listed, due) if self._listed and due else {}
@@ -358,28 +358,30 @@ class _Pruner:
         every = np.ones(len(index), np.bool_)
         return Verdict(index, every, ~every, self._unwritten)
 
-    def _found(self, *, by_pages: bool) -> tuple[PagedLeaves, ChunkTable | None]:
-        """The leaves that pages describe, and the chunks of the region that are not in these."""
+    def _found(self, *, by_pages: bool) -> tuple[list[int], ChunkTable | None]:
+        """The pages that describe leaves, and the chunks of the region that are not in these."""
         contents, node_id, region = self._array.contents, self._node.node_id, self._region
         usable = by_pages and self._pages and region.size
         if not usable or not note_unchanged(contents, self._node, region):
-            return PagedLeaves(), self._array.chunks(self._node, region)
+            return [], self._array.chunks(self._node, region)
 
-        def find() -> tuple[PagedLeaves, ChunkTable | None]:
+        def find() -> tuple[list[int], ChunkTable | None]:
             paged = paged_leaves(contents.view, node_id, region, self._pages)
-            return paged, contents.view.chunks_in(node_id, region, without=paged.boxes)
+            boxes = [self._pages[i].box for i in paged]
+            return paged, contents.view.chunks_in(node_id, region, without=boxes)
 
         return contents.guarded(find)
 
-    def _unread(self, paged: PagedLeaves) -> set[int]:
+    def _unread(self, paged: Sequence[int]) -> set[int]:
         """The pages that cannot match, if it is known without reading them which chunks they have.
 
         If unwritten chunks match too, the plan has to know which chunks a page has.
         """
         return {
             i
-            for i in paged.whole.intersection(paged.pages)
+            for i in paged
             if self._pages[i].count == self._pages[i].box.size
+            and self._pages[i].box.shared_size(self._region) == self._pages[i].count
             and not (self._unwritten or self._may[i])
         }
 

@@ -39,7 +39,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import ManifestRef, Node
+from zarr_manifests.format.manifest import ManifestRef, Node, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import DeltaEntry
@@ -181,30 +181,14 @@ def read_pages(
     return found
 
 
-class PagedLeaves(Struct, frozen=True):
-    """Leaves of a region whose pages have an entry for each of their chunks, and no other entry.
-
-    No live delta changes a chunk of these leaves in the region.
-
-    Parameters
-    ----------
-    boxes : tuple of Box
-        The boxes of the leaves.
-    pages : tuple of int
-        The positions of their pages.
-    whole : frozenset of int
-        Those of leaves that lie in the region.
-    """
-
-    boxes: tuple[Box, ...] = ()
-    pages: tuple[int, ...] = ()
-    whole: frozenset[int] = frozenset()
-
-
 def paged_leaves(
     view: SnapshotView, node_id: bytes, region: Box, pages: Sequence[ZonePage]
-) -> PagedLeaves:
-    """Which leaves of the region need not be read, since pages say what chunks they have."""
+) -> list[int]:
+    """Positions of the pages of leaves in the region that have an entry for each of their chunks.
+
+    They have no other entry, their box is that of the leaf, and no live delta changes a chunk of
+    the leaf in the region.
+    """
     of_leaf = {
         (page.leaf, page.box): i
         for i, page in enumerate(pages)
@@ -216,21 +200,16 @@ def paged_leaves(
         mine = of_leaf.get(((blob.key, blob.crc32c), leaf.part.box))
         if mine is not None and pages[mine].count == leaf.part.count:
             found.append((leaf, mine))
-    boxes, due, whole = list[Box](), list[int](), set[int]()
     # The oldest first, which fetches what the others need.
     overlays = {
         merged: view.overlay(node_id, merged, region)
         for merged in sorted({leaf.merged for leaf, _ in found})
     }
-    for leaf, mine in found:
-        box = leaf.part.box
-        if has_changes(overlays[leaf.merged], box.shared(region)):
-            continue
-        boxes.append(box)
-        if box.shared_size(region) == box.size:
-            whole.add(mine)
-        due.append(mine)
-    return PagedLeaves(tuple(boxes), tuple(due), frozenset(whole))
+    return [
+        mine
+        for leaf, mine in found
+        if not has_changes(overlays[leaf.merged], leaf.part.box.shared(region))
+    ]
 
 
 # --- pages of new leaves ------------------------------------------------------------------------
@@ -248,9 +227,9 @@ Without a manifest, the entries are of chunks in no leaf.
 
 def write_pages(
     context: Context, keys: SessionKeys, leaves: Iterable[LeafZones]
-) -> dict[bytes, ZonePages]:
-    """Write a page for the entries of each leaf; return the pages by node."""
-    made: dict[bytes, ZonePages] = {}
+) -> list[tuple[bytes, ZonePages]]:
+    """Write a page for the entries of each leaf; return the pages, each with its node."""
+    made: list[tuple[bytes, ZonePages]] = []
     due = [(zones.pack(), *leaf) for leaf in leaves for zones in [leaf[2]]]
     for group in parts(due, lambda one: len(one[0]), _OBJECT_BYTES):
         packed = tuple((node_id, data) for data, node_id, *_ in group)
@@ -259,14 +238,8 @@ def write_pages(
         for position, (_, node_id, blob, zones, complete) in enumerate(group):
             leaf = None if blob is None else (blob.key, blob.crc32c)
             page = ZonePage(zones.box, leaf, len(zones), complete, upload.ref, position)
-            add_pages(made, node_id, ZonePages(zones.meaning, (page,), zones.bounds.around()))
+            made.append((node_id, ZonePages(zones.meaning, (page,), zones.bounds.around())))
     return made
-
-
-def add_pages(pages: dict[bytes, ZonePages], node_id: bytes, more: ZonePages) -> None:
-    """Add pages of a node, which have one meaning."""
-    old = pages.get(node_id)
-    pages[node_id] = more if old is None else _joined([old, more])
 
 
 def _joined(parts: Sequence[ZonePages]) -> ZonePages:
@@ -275,25 +248,23 @@ def _joined(parts: Sequence[ZonePages]) -> ZonePages:
 
 
 def _still(
-    node_id: bytes, old: ZonePages, more: ZonePages | None, live: Collection[tuple[bytes, str, int]]
-) -> ZonePages | None:
-    """The older pages of a node that new ones do not replace; None if there are none.
+    old: ZonePages, new: Sequence[ZonePages], live: Collection[tuple[str, int]]
+) -> list[ZonePages]:
+    """The older pages of a node that new ones do not replace.
 
-    The page of a leaf replaces the one before, and those of chunks in no leaf that lie in its box.
-    If there are new ones of chunks in no leaf, they replace all such.
+    Those of leaves have to be live. The page of a leaf replaces the one before, and those of chunks
+    in no leaf that lie in its box.
     """
-    new = () if more is None else more.pages
-    leaves = {(page.leaf, page.box) for page in new if page.leaf is not None}
+    leaves = {(page.leaf, page.box) for part in new for page in part.pages if page.leaf is not None}
     lo, hi = corners([box for _, box in leaves], old.pages[0].box.ndim)
-    keep = []
-    for page in old.pages:
-        if page.leaf is not None:
-            keep.append((node_id, *page.leaf) in live and (page.leaf, page.box) not in leaves)
-        else:
-            inside = ((lo <= page.box.lo) & (page.box.hi <= hi)).all(axis=1).any()
-            keep.append(not inside and all(one.leaf is not None for one in new))
+    keep = [
+        page.leaf in live and (page.leaf, page.box) not in leaves
+        if page.leaf is not None
+        else not ((lo <= page.box.lo) & (page.box.hi <= hi)).all(axis=1).any()
+        for page in old.pages
+    ]
     pages = tuple(page for page, stays in zip(old.pages, keep, strict=True) if stays)
-    return ZonePages(old.meaning, pages, old.bounds.take(np.array(keep))) if pages else None
+    return [ZonePages(old.meaning, pages, old.bounds.take(np.array(keep)))] if pages else []
 
 
 # --- the index of a branch ----------------------------------------------------------------------
@@ -306,32 +277,33 @@ def with_zones(
     changed: Collection[bytes],
     manifests: Iterable[ManifestRef],
     nodes: Mapping[bytes, Node],
-    zones: Mapping[bytes, ZonePages],
+    zones: Iterable[tuple[bytes, ZonePages]],
 ) -> tuple[Branch, list[Upload]]:
-    """Add pages of zone maps, by node, to the branch's index.
+    """Add pages of zone maps, each with its node, to the branch's index.
 
     Of the nodes in `changed`, which have new leaves, and those without leaves, it keeps the older
     pages that no new page replaces, if they are of leaves that are still live, or of none. Arrays
-    that are not among `nodes`, those of its head, lose their pages. `manifests` are those of its
-    base. Returns the branch, and the objects to upload, of which the directory is the last.
+    that are not among `nodes`, those of its head, lose their pages, and others those with another
+    meaning than theirs. `manifests` are those of its base. Returns the branch, and the objects to
+    upload, of which the directory is the last.
     """
     paged, uploads = dict(index_directory(context, branch.index).zones), list[Upload]()
-    live = {
-        (part.node_id, ref.blob.key, ref.blob.crc32c) for ref in manifests for part in ref.parts
-    }
-    stay = {node_id for node_id, _, _ in live}.difference(changed)
-    for node_id in sorted({*zones, *(paged.keys() - stay)}):
-        more, node = zones.get(node_id), nodes.get(node_id)
+    new = grouped(zones)
+    live = grouped(
+        (part.node_id, (ref.blob.key, ref.blob.crc32c)) for ref in manifests for part in ref.parts
+    )
+    stay = live.keys() - set(changed)
+    for node_id in sorted({*new, *(paged.keys() - stay)}):
+        both, node = new.get(node_id, []), nodes.get(node_id)
         old = usable(context, paged.pop(node_id, None), ZonePages)
-        still = None if old is None else _still(node_id, old, more, live)
-        both = [one for one in (more, still) if one is not None]
-        if node is None or not both:
+        if node is None:
             continue
-        digest = Meaning.of(node.documents).digest
-        meaning = digest if any(one.meaning == digest for one in both) else both[0].meaning
-        listed = _joined([one for one in both if one.meaning == meaning])
-        uploads.append(Upload(keys.next("indexes"), listed.encode()))
-        paged[node_id] = uploads[-1].ref
+        if old is not None:
+            both = [*both, *_still(old, both, {*live.get(node_id, ())})]
+        both = [one for one in both if one.meaning == Meaning.of(node.documents).digest]
+        if both:
+            uploads.append(Upload(keys.next("indexes"), _joined(both).encode()))
+            paged[node_id] = uploads[-1].ref
     uploads.append(Upload(keys.next("indexes"), IndexDirectory(paged).encode()))
     return replace(branch, index=uploads[-1].ref.bare()), uploads
 
@@ -342,9 +314,9 @@ def add_to_index(
     view: SnapshotView,
     keys: SessionKeys,
     operation: str,
-    zones: Mapping[bytes, ZonePages],
+    zones: Iterable[tuple[bytes, ZonePages]],
 ) -> None:
-    """Swap in the branch with these pages of zone maps, by node, in its index.
+    """Swap in the branch with these pages of zone maps, each with its node, in its index.
 
     `view` is the head that they were made on.
 

@@ -29,7 +29,7 @@ from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_rea
 from zarr_manifests.engine.roots import opened
 from zarr_manifests.engine.totals import totals_of
 from zarr_manifests.engine.view import Context, SnapshotView
-from zarr_manifests.engine.zones import KnownZones, LeafZones, add_pages, add_to_index, write_pages
+from zarr_manifests.engine.zones import KnownZones, add_to_index, write_pages
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePages, ZoneTable
@@ -146,13 +146,13 @@ class _MeasuredArray(Struct, frozen=True):
         return max(1, int(np.prod(self.meta.chunk_shape)) * self.meaning.stored.itemsize)
 
 
-class _Due(Struct, frozen=True):
-    """Chunks of a leaf, or of no leaf, with the entries that they have, and those that lack one."""
+class _Due(Struct):
+    """Chunks without entries: of a leaf, or of no leaf; and the entries that they get."""
 
     leaf: PlacedLeaf | None
     table: ChunkTable
-    known: ZoneTable | None
-    missing: ChunkTable | None
+    missing: npt.NDArray[np.bool_]
+    fresh: list[ZoneTable] = []
 
 
 def _measure(state: ForkState, node_id: bytes, table: ChunkTable) -> ZoneTable | None:
@@ -171,38 +171,43 @@ class _Measuring(Struct):
     keys: SessionKeys
     zones: KnownZones
     run: Run | None = None
-    new: dict[bytes, ZonePages] = {}
+    new: list[tuple[bytes, ZonePages]] = []
     done: int = 0
 
     def do(self, node: Node) -> StatisticsReport:
         """Measure the chunks of one array that have no entry."""
         array, path = _MeasuredArray.of(self.contents, node), f"/{node.path}"
-        view, node_id = self.contents.view, node.node_id
         if isinstance(array, str):
             return StatisticsReport(path, 0, 0, 0, array)
         chunks = known = measured = 0
         beside: list[ZoneTable] = []  # of chunks that no leaf has
         most = 0 if self.run is None else _GATHERED  # for tasks, work for all of them
         for some in parts(self._due(array), lambda due: len(due.table), most):
-            for due, fresh in zip(some, self._fresh(array, some), strict=True):
-                missing = 0 if due.missing is None else len(due.missing)
-                chunks, known = chunks + len(due.table), known + len(due.table) - missing
-                measured += sum(map(len, fresh))
-                entries = [*fresh, *([] if due.known is None else [due.known])]
-                if due.leaf is None:
-                    beside += entries
-                    continue
-                (table,) = view.leaves(node_id, due.leaf.part.box.__eq__)
-                if fresh:
-                    zones = self.zones.counting(node, table, fresh)
-                    if zones is not None:
-                        blob, complete = due.leaf.manifest.blob, len(zones) == len(table)
-                        self._write([(node_id, blob, zones, complete)])
-                newer = (taken(one, ~valid(one, table)) for one in entries)
-                beside += [one for one in newer if one is not None]
-        if measured and beside:
-            self._write([(node_id, None, page, False) for page in in_pages(merged(beside))])
+            self._measure(array, some)
+            for due in some:
+                chunks, known = chunks + len(due.table), known + int((~due.missing).sum())
+                measured += sum(map(len, due.fresh))
+                beside += due.fresh if due.leaf is None else self._added(node, due.leaf, due.fresh)
+        if beside:
+            pages = [(node.node_id, None, page, False) for page in in_pages(merged(beside))]
+            self.new += write_pages(self.context, self.keys, pages)
         return StatisticsReport(path, chunks, known, measured)
+
+    def _added(
+        self, node: Node, leaf: PlacedLeaf, fresh: Sequence[ZoneTable]
+    ) -> Iterator[ZoneTable]:
+        """Write the page of a leaf with these entries; yields those of chunks it does not have."""
+        if not fresh:
+            return
+        (table,) = self.contents.view.leaves(node.node_id, leaf.part.box.__eq__)
+        zones = self.zones.counting(node, table, fresh)
+        if zones is not None:
+            page = node.node_id, leaf.manifest.blob, zones, len(zones) == len(table)
+            self.new += write_pages(self.context, self.keys, [page])
+        for one in fresh:
+            newer = taken(one, ~valid(one, table))
+            if newer is not None:
+                yield newer
 
     def _due(self, array: _MeasuredArray) -> Iterator[_Due]:
         """The chunks of one leaf after the other, and then those of no leaf."""
@@ -211,46 +216,40 @@ class _Measuring(Struct):
             boxes.append(leaf.part.box)
             now = view.chunks_in(node_id, leaf.part.box)
             if now is not None:
-                yield self._looked_up(array, leaf, now)
+                yield _Due(leaf, now, self._missing(array, now))
         for table in _outside(view, node_id, boxes):
-            yield self._looked_up(array, None, table)
+            yield _Due(None, table, self._missing(array, table))
 
-    def _looked_up(self, array: _MeasuredArray, leaf: PlacedLeaf | None, table: ChunkTable) -> _Due:
-        known = self.zones.counting(array.node, table)
-        known = None if known is None else taken(known, array.holds(known))
+    def _missing(self, array: _MeasuredArray, table: ChunkTable) -> npt.NDArray[np.bool_]:
+        """Which chunks have no entry, or not one for what the array declares."""
         missing = np.ones(len(table), np.bool_)
+        known = self.zones.counting(array.node, table)
         if known is not None:
-            missing[rows_at(table, known.coords())] = False
+            missing[rows_at(table, known.coords()[array.holds(known)])] = False
         self._tell(len(table) - int(missing.sum()))
-        return _Due(leaf, table, known, select(table, missing) if missing.any() else None)
+        return missing
 
-    def _fresh(self, array: _MeasuredArray, some: Sequence[_Due]) -> list[list[ZoneTable]]:
-        """For each of these, the entries of the chunks that had none; measured here or in tasks."""
+    def _measure(self, array: _MeasuredArray, some: Sequence[_Due]) -> None:
+        """Measure the chunks of these that have no entries, here or in tasks."""
         size = max(1, _TASK_BYTES // array.chunk_bytes)
         jobs = [
-            (number, part)
-            for number, due in enumerate(some)
-            if due.missing is not None
-            for part in split(due.missing, size)
+            (due, part)
+            for due in some
+            if due.missing.any()
+            for part in split(select(due.table, due.missing), size)
         ]
         task = partial(_measured, self.contents, array)
         run: Run = map
         if self.run is not None and sum(len(part) for _, part in jobs) > size:
             task = partial(_measure, freeze_reader(self.contents), array.node.node_id)
             run = self.run
-        found: list[list[ZoneTable]] = [[] for _ in some]
-        for (number, part), zones in zip(jobs, run(task, [part for _, part in jobs]), strict=True):
-            found[number] += [] if zones is None else [zones]
+        for (due, part), zones in zip(jobs, run(task, [part for _, part in jobs]), strict=True):
+            due.fresh += [] if zones is None else [zones]
             self._tell(len(part))
-        return found
 
     def _tell(self, count: int) -> None:
         self.done += count
         tell("measuring", self.done)
-
-    def _write(self, leaves: Sequence[LeafZones]) -> None:
-        for node_id, pages in write_pages(self.context, self.keys, leaves).items():
-            add_pages(self.new, node_id, pages)
 
 
 def _measured(contents: SessionView, array: _MeasuredArray, table: ChunkTable) -> ZoneTable | None:

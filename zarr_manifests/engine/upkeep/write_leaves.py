@@ -42,7 +42,7 @@ from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.metadata import ObjectReader, SessionKeys, Upload
 from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_reader
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
-from zarr_manifests.engine.zones import KnownZones, add_pages, write_pages
+from zarr_manifests.engine.zones import KnownZones, write_pages
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import (
     Base,
@@ -196,20 +196,19 @@ class Written(Struct):
         Pointers to them.
     copies : dict of str to bytes
         The small ones with coordinates, by key.
-    zones : dict of bytes to ZonePages
-        Pages of zone maps of the leaves, by node; written.
+    zones : list of (bytes, ZonePages)
+        Pages of zone maps of the leaves, each with its node; written.
     """
 
     manifests: list[ManifestRef] = []
     copies: dict[str, bytes] = {}
-    zones: dict[bytes, ZonePages] = {}
+    zones: list[tuple[bytes, ZonePages]] = []
 
     def add(self, more: Written) -> None:
         """Add the manifests that come next."""
         self.manifests += more.manifests
         self.copies |= more.copies
-        for node_id, zones in more.zones.items():
-            add_pages(self.zones, node_id, zones)
+        self.zones += more.zones
 
 
 type WriteLeaves = Callable[[Sequence[PlannedManifest]], Written]
