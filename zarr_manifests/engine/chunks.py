@@ -60,6 +60,7 @@ from zarr_manifests.format.chunk_table import (
     InlineRef,
     NativeRef,
     StoredRef,
+    Unset,
     VirtualRef,
     VirtualSource,
 )
@@ -333,6 +334,17 @@ class ChunkReader:
         self._cache = context.chunks
         far = REMOTE_CAPABILITIES if self._inline else storage.capabilities
         self._ahead = BytesAhead(self._read_span, self._read_span_async, context.runtime, far)
+
+    def alike(self, one: StoredRef, other: StoredRef) -> bool:
+        """Whether two refs have the same bytes, which are read where the refs differ.
+
+        Virtual chunks have to be the same range of the same file.
+        """
+        if one == other or isinstance(one, Unset | VirtualRef):
+            return one == other
+        if isinstance(other, Unset | VirtualRef):
+            return False
+        return self.read(one, 0, one.length) == self.read(other, 0, other.length)
 
     def read(self, ref: ChunkRef, start: int, length: int) -> bytes:
         """Return `length` bytes of the chunk from `start` on; both are within the chunk.

@@ -15,6 +15,7 @@ a place is in the delta if and only if it differs.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from operator import eq
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ from zarr_manifests.errors import (
     HistoryExpiredError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable, Unset, VirtualRef
+from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Delta, Manifest
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
@@ -406,23 +407,10 @@ def same_chunks(
 
     Virtual chunks, and all if `read` is false, then have to be the same range of the same object.
     """
-    same, node = agree(a, b, coords), view.by_id.get(node_id)
-    array = None if node is None else node.array
-    if a is None or b is None or a is b or array is None or not array.checks_itself:
-        return same
-    reader = ChunkReader(context, view.snapshot_id)
-    for row in np.flatnonzero(same).tolist():
-        at = tuple(coords[row].tolist())
-        one, other = a.get(at), b.get(at)
-        if one is None or other is None or one == other:
-            continue
-        unread = Unset | VirtualRef
-        if not read or isinstance(one, unread) or isinstance(other, unread):
-            same[row] = False
-        else:
-            data = reader.read(one, 0, one.length)
-            same[row] = data == reader.read(other, 0, other.length)
-    return same
+    node = view.by_id.get(node_id)
+    if node is None or node.array is None or not node.array.checks_itself:
+        return agree(a, b, coords)
+    return agree(a, b, coords, ChunkReader(context, view.snapshot_id).alike if read else eq)
 
 
 def chunks_at(view: SnapshotView | None, node_id: bytes, coords: IndexArray) -> ChunkTable | None:

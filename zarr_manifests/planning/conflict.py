@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
+from operator import eq
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -52,7 +53,7 @@ from zarr_manifests.planning.components import (
     merge_documents,
     same_group,
 )
-from zarr_manifests.planning.merge import agree, agree_by_place, inside, pick, select, shared_rows
+from zarr_manifests.planning.merge import agree, inside, pick, select, shared_rows
 
 type Choice = Literal["fail", "ours", "theirs"]
 """Who wins: nobody, this commit ("ours"), or the commits that came first ("theirs")."""
@@ -290,7 +291,7 @@ def _same_chunks(pair: _Pair) -> Iterator[_Found]:
     arrays = [node.array for node in (pair.mine.before, pair.mine.after) if node is not None]
     # The bytes of this commit may not be stored yet, so they are not compared.
     by_place = any(array is not None and array.checks_itself for array in arrays)
-    same = (agree_by_place if by_place else agree)(a, b, coords)
+    same = agree(a, b, coords, eq if by_place else None)
     differ = coords[~same | pair.reads.at(pair.node_id, coords)]
     if len(differ):
         appended = _appended(pair, differ)

@@ -8,9 +8,9 @@ newer than a leaf are merged into it, inside its box.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -397,12 +397,18 @@ def shared_rows(table: ChunkTable, other: ChunkTable) -> npt.NDArray[np.bool_]:
     return np.asarray(rows_at(other, table.coords()) >= 0)
 
 
-def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt.NDArray[np.bool_]:
+def agree(
+    a: ChunkTable | None,
+    b: ChunkTable | None,
+    coords: IndexArray,
+    tell: Callable[[Any, Any], bool] | None = None,
+) -> npt.NDArray[np.bool_]:
     """At which coordinates both tables have a chunk of the same bytes, or neither has one.
 
-    Bytes count as the same if length and checksum are equal, which says too little about arrays
-    that check themselves (see `ArrayMeta`). Virtual chunks without a checksum must be the same
-    range of the same file. The tables have no UNSET rows.
+    Bytes count as the same if length and checksum are equal. This says too little about arrays
+    that check themselves (see `ArrayMeta`): for these `tell` decides about two such refs. Virtual
+    chunks without a checksum must be the same range of the same file. The tables have no UNSET
+    rows.
     """
     if a is b:
         return np.ones(len(coords), np.bool_)
@@ -422,18 +428,10 @@ def agree(a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray) -> npt
         place = (one.source[i] == other.source[j]) & (one.offset[i] == other.offset[j])
         found &= place | ~unknown
     same[both] = found
-    return same
-
-
-def agree_by_place(
-    a: ChunkTable | None, b: ChunkTable | None, coords: IndexArray
-) -> npt.NDArray[np.bool_]:
-    """Like `agree`, but chunks that are stored have to be the same bytes at the same place."""
-    same = agree(a, b, coords)
-    if a is not None and b is not None and a is not b:
-        for row in np.flatnonzero(same).tolist():
+    if tell is not None:
+        for row in both[found].tolist():
             at = tuple(coords[row].tolist())
-            same[row] = a.get(at) == b.get(at)
+            same[row] = tell(a.get(at), b.get(at))
     return same
 
 

@@ -68,8 +68,8 @@ FAULTS = [
     Fault(
         "different-shards-of-one-checksum-are-the-same",
         "engine/differences.py",
-        "or array is None or not array.checks_itself:",
-        "or array is None or array.checks_itself:",
+        "or node.array is None or not node.array.checks_itself:",
+        "or node.array is None or node.array.checks_itself:",
     ),
     Fault(
         "lease-that-was-taken-away-renewed",
