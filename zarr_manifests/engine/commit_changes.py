@@ -16,11 +16,12 @@ effect. What a commit says about itself is checked before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import ge, le
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
@@ -45,7 +46,6 @@ from zarr_manifests.engine.landing import (
 from zarr_manifests.engine.metadata import SessionKeys, Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebase import Rebasing, combined, put_on_tip
-from zarr_manifests.engine.roots import is_missing
 from zarr_manifests.engine.totals import Effect, effect_of
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.workspace import UNKNOWN, Workspace
@@ -58,14 +58,11 @@ from zarr_manifests.errors import (
     MissingChunkError,
 )
 from zarr_manifests.format.manifest import Delta, Manifest, Node
-from zarr_manifests.format.records import BlobRef, pack, plain, unpack
+from zarr_manifests.format.records import pack, plain, unpack
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
 from zarr_manifests.ids import COMMIT_ID_BYTES, session_of, snapshot_id_of
 from zarr_manifests.planning.conflict import MarkStep, Txn
-
-_QUICK_BYTES: Final = 4 << 20
-"""Up to this many bytes, packs are written in the round of the writer's turn."""
 
 
 class CommitRequest(Struct, frozen=True):
@@ -113,8 +110,7 @@ class _Prepared(Struct, frozen=True):
     uploads: tuple[Upload, ...]
     snapshot: Snapshot
     tables: Mapping[bytes, Sequence[Rows]]
-    coordinates: frozenset[bytes]
-    zones: BlobRef | None = None
+    entry: DeltaEntry
     effect: Effect | None = None
 
 
@@ -138,21 +134,11 @@ def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Landed:
     CommitOutcomeUnknownError
         If it cannot be determined whether the swap took effect.
     """
-    context, amends = workspace.context, request.amends
-    view, amended = workspace.contents.view, None
-    if amends is not None and amends.snapshot.parent is not None:
-        with _amending(workspace, branch, amends):
-            view = context.open_view(amends.snapshot.parent)
-            amended = delta_of(context, amends.snapshot)
+    context = workspace.context
     try:
         with workspace.packed() as (changes, packs):
-            if amends is not None and amended is not None:
-                with _amending(workspace, branch, amends):
-                    zones = dict(changes.zones)
-                    changes = replace(combined(context, view, amended, changes), zones=zones)
-                    take_zones(context, changes, amends.snapshot)
             start_s = context.runtime.monotonic_s()
-            done = _landed(workspace, branch, request, view, changes, packs)
+            done = _landed(workspace, branch, request, changes, packs)
             tell_landed(context, "commit", branch, done.head, start_s)
     except BaseException as error:
         if isinstance(error, ConflictError):
@@ -168,31 +154,41 @@ def _landed(
     workspace: Workspace,
     branch: str,
     request: CommitRequest,
-    view: SnapshotView,
     changes: ChangeSet,
     packs: Sequence[Pack],
 ) -> Landed:
-    """Commit the changes, made on top of `view`, without staged chunks among them."""
-    context, keys = workspace.context, workspace.keys
-    prepared = _prepare(context, view, changes, keys, request)
-    with suppress(CorruptObjectError, MissingChunkError):  # then it is computed on the tip
-        # Not in the turn.
-        effect = effect_of(prepared.delta, prepared.tables, view, context.objects)
-        prepared = replace(prepared, effect=effect)
+    """Commit the changes, without staged chunks among them."""
+    context, keys, view = workspace.context, workspace.keys, workspace.contents.view
+    prepared = None
+    if request.amends is None:
+        prepared = _prepare(context, view, changes, keys, request)
+        with suppress(CorruptObjectError, MissingChunkError):  # then it is computed on the tip
+            # Not in the turn.
+            effect = effect_of(prepared.delta, prepared.tables, view, context.objects)
+            prepared = replace(prepared, effect=effect)
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
     pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
     parent, placed = view, prepared  # where the last attempt put it, and as it is there
 
-    def moved_to(tip: Branch) -> tuple[SnapshotView, _Prepared]:
+    def amended(head: Snapshot) -> tuple[SnapshotView, _Prepared]:
+        """The snapshot before the head, and the commit of both on it."""
+        assert head.parent is not None  # callers refuse the first snapshot
+        on = context.open_view(head.parent)
+        both = combined(context, on, delta_of(context, head), changes)
+        both = replace(both, zones=dict(changes.zones))
+        take_zones(context, both, head)
+        return on, _prepare(context, on, both, keys, request)
+
+    def moved_to(tip: Branch, made: _Prepared) -> tuple[SnapshotView, _Prepared]:
         """The opened tip, and the commit as it is on top of it."""
-        moved = put_on_tip(workspace, view, changes, tip, request.rebasing, prepared.tables)
+        moved = put_on_tip(workspace, view, changes, tip, request.rebasing, made.tables)
         on, new = moved.on, moved.changes
         if new is changes:
-            return on, prepared if moved.apart else replace(prepared, effect=None)
+            return on, made if moved.apart else replace(made, effect=None)
         pending.extend(partial(context.storage.sync, due) for due in _due_syncs(new))
-        return on, _prepare(context, on, new, keys, request, prepared.delta.commit_id)
+        return on, _prepare(context, on, new, keys, request, made.delta.commit_id)
 
     def make(root: Root) -> NextVersion:
         """The commit as of this root, if that allows it."""
@@ -201,8 +197,11 @@ def _landed(
         tip = admitted(context.roots, root, branch, keys, _amends(request.amends))
         if request.source is not None:
             find_kept(context, root, request.source)
-        if request.amends is None and tip.head.key != parent.ref.key:
-            parent, placed = moved_to(tip)
+        if prepared is not None and tip.head.key != parent.ref.key:
+            parent, placed = moved_to(tip, prepared)
+        elif placed is None and request.amends is not None:
+            parent, placed = amended(request.amends.snapshot)
+        assert placed is not None
         return _place(context, placed, parent, keys, request)
 
     landed = land(
@@ -211,11 +210,11 @@ def _landed(
         keys,
         request.amends or view,
         make,
-        prepared.uploads,
+        () if prepared is None else prepared.uploads,
         (f"commit to {branch!r}", "the session keeps its changes, commit again later"),
         context.config.commits.attempts,
         pending=pending,
-        early=bool(changes.unsynced) or sum(pack.nbytes for pack in packs) > _QUICK_BYTES,
+        nbytes=sys.maxsize if changes.unsynced else sum(pack.nbytes for pack in packs),
     )
     assert landed is not None  # it lands, or raises
     return landed
@@ -275,8 +274,9 @@ def _prepare(
         log,
         totals_of(tables),
     )
-    at = None if zones is None else zones.ref
-    return _Prepared(delta, tuple(uploads), snapshot, tables, coordinates, at)
+    entry = DeltaEntry.of(log, delta, 1, coordinates)  # each attempt has its own sequence
+    entry = replace(entry, zones=None if zones is None else zones.ref)
+    return _Prepared(delta, tuple(uploads), snapshot, tables, entry)
 
 
 def _place(
@@ -290,11 +290,10 @@ def _place(
     amends, delta, before = request.amends, prepared.delta, parent.snapshot
     tip = before if amends is None else amends.snapshot
     sequence = before.sequence + 1
-    entry = DeltaEntry.of(prepared.snapshot.log, delta, sequence, prepared.coordinates)
     effect = prepared.effect
     if effect is None:
         effect = effect_of(delta, prepared.tables, parent, context.objects)
-    entry = replace(entry, counts=effect.counts, zones=prepared.zones)
+    entry = replace(prepared.entry, first=sequence, last=sequence, counts=effect.counts)
     marks, page, more = marks_after(context, tip, request.txn, request.steps, keys)
     snapshot = replace(
         prepared.snapshot,
@@ -313,26 +312,6 @@ def _place(
     uploads = [*prepared.uploads, *more]
     left = None if amends is None else amends.snapshot_id
     return NextVersion(parent, snapshot, uploads, delta.nodes, left=left)
-
-
-@contextmanager
-def _amending(workspace: Workspace, branch: str, head: SnapshotView) -> Iterator[None]:
-    """Read what amending a head needs; if others have changed the head, say so in the error.
-
-    Raises
-    ------
-    ConflictError
-        If something is missing, and the head is no longer the branch's head or the snapshot before
-        it has expired.
-    """
-    try:
-        yield
-    except CorruptObjectError as error:
-        roots, keys = workspace.context.roots, workspace.keys
-        if is_missing(error):
-            root = roots.with_branch(roots.read().root, branch)
-            admitted(roots, root, branch, keys, _amends(head))
-        raise
 
 
 def _amends(head: SnapshotView | None) -> tuple[str, str] | None:

@@ -191,7 +191,7 @@ def land(
     attempts: int,
     *,
     pending: list[Callable[[], object]] | None = None,
-    early: bool = False,
+    nbytes: int = 0,
 ) -> Landed | None:
     """Put a new version on the branch: upload, swap; repeat if others come first.
 
@@ -217,8 +217,8 @@ def land(
         How often the swap is tried.
     pending : list of callable, optional
         What else must be done before the swap; `make` may add to it.
-    early : bool
-        Whether that takes long.
+    nbytes : int
+        How much that writes.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def land(
 
     # Before the turn, so that others wait less; if there is a wait, one by one, since more threads
     # would only slow the others down.
-    if turns and (early or sum(len(each.data) for each in uploads) > _QUICK_BYTES):
+    if turns and nbytes + sum(len(each.data) for each in uploads) > _QUICK_BYTES:
         upload(uploads)
     with roots.turn(partial(upload, uploads, abreast=False) if turns else lambda: None) as held:
         at = roots.latest
