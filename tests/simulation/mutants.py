@@ -385,23 +385,17 @@ def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A session from before the fence can commit.", 3)
 def no_fence_check(patch: pytest.MonkeyPatch) -> None:
-    def unfenced(root: Any, *args: Any) -> Any:
-        return rules.admission(replace(root, fence=0), *args)
-
-    patch.setattr(epochs, "admission", unfenced)
+    patch.setattr(epochs, "check_fence", lambda *args: None)
 
 
 @mutant("A writer continues although another has claimed the branch.", 7)
 def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rules, "_is_shut_out", lambda *args: False)
+    patch.setattr(epochs, "is_shut_out", lambda *args: False)
 
 
 @mutant("A compactor continues although another has taken over.", 16)
 def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
-    def unclaimed(root: Any, *args: Any) -> Any:
-        return rules.admission(replace(root, epochs={}), *args)
-
-    patch.setattr(compact, "admission", unclaimed)
+    patch.setattr(compact, "check_compactor", lambda *args: None)
 
 
 @mutant("A repacking from before the fence lands.", 409)
@@ -411,14 +405,14 @@ def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A lease counts by the reader's clock, not by its existence.", 12)
 def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
-    refusal = epochs._refusal
+    is_fenced = epochs.is_fenced
 
     def by_clock(roots: Any, root: Any, *args: Any) -> Any:
         now_ms = roots._runtime.now_ms()
         kept = tuple(lease for lease in root.leases if lease.expires_ms > now_ms)
-        return refusal(roots, replace(root, leases=kept), *args)
+        return is_fenced(roots, replace(root, leases=kept), *args)
 
-    patch.setattr(epochs, "_refusal", by_clock)
+    patch.setattr(epochs, "is_fenced", by_clock)
 
 
 @mutant("A collection deletes objects of sessions that hold a lease.", 12)

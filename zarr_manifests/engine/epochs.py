@@ -4,7 +4,7 @@ A claim is a swap of the root. Its epoch is the version that the swap makes. Ver
 no epoch occurs twice, even if a branch is deleted and made again. A *writer's* epoch is stored with
 its branch; those of the *compactor* and the *collector* with the repository.
 
-Invariants (`planning.conflict`), checked against exactly the root that is replaced:
+Invariants, checked against exactly the root that is replaced, so that a decision stays true:
 
 - A session with a claim goes on only while the claim's epoch is the current one.
 - A session without a claim goes on only if it began at the newest claim or later.
@@ -21,10 +21,8 @@ from zarr_manifests.engine.metadata import SessionKeys
 from zarr_manifests.engine.roots import RootAt, RootReader, Roots
 from zarr_manifests.errors import Conflict, ConflictError, ConflictKind, FencedError
 from zarr_manifests.format.root import COLLECTOR, COMPACTOR, Branch, Root, known_ref
-from zarr_manifests.planning.conflict import Refusal, Writer, admission
 
 _ATTEMPTS: Final = 100
-_OPEN_ANOTHER: Final = "nothing was committed. Open a new session and write again"
 
 
 def claim_branch(roots: Roots, branch: str) -> RootAt:
@@ -64,35 +62,36 @@ def admitted(
         If the session began before the fence and holds no lease, or another writer has since
         claimed the branch.
     """
-    match _refusal(roots, root, keys, branch, amends):
-        case None:
-            return root.branches[branch]
-        case Refusal.NO_BRANCH:
-            raise ConflictError(
-                f"branch {branch!r} was deleted since the session began; nothing was committed. "
-                "Create it again at the session's snapshot, then commit"
-            )
-        case Refusal.CLAIMED:
-            at = root.branches[branch].epoch
-            what = f"at version {at} another writer has claimed branch {branch!r} for itself"
-            raise FencedError(f"{what}; {_OPEN_ANOTHER}")
-        case Refusal.MADE_AGAIN:
-            what = f"branch {branch!r} was deleted and made again since the session claimed it"
-            raise FencedError(f"{what}; {_OPEN_ANOTHER}")
-        case Refusal.NOT_HEAD if amends:
-            raise ConflictError(
-                f"snapshot {amends[1]} is not the head of {branch!r} any more, and only a "
-                "head can be amended; nothing was committed. Commit the changes as a new snapshot",
-                [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
-            )
-        case Refusal.NO_PARENT if amends:
-            raise ConflictError(
-                f"the snapshot before {amends[1]} has expired, so that one cannot be amended; "
-                f"nothing was committed. Commit the changes to {branch!r} as a new snapshot",
-                [Conflict(ConflictKind.HISTORY, "/", "history", "the snapshot before has expired")],
-            )
-        case _:
-            raise fenced(root, keys.start)
+    tip = root.branches.get(branch)
+    if tip is None:
+        raise ConflictError(
+            f"branch {branch!r} was deleted since the session began; nothing was committed. "
+            "Create it again at the session's snapshot, then commit"
+        )
+    if is_shut_out(tip, keys):
+        claimed = f"at version {tip.epoch} another writer has claimed branch {branch!r} for itself"
+        again = f"branch {branch!r} was deleted and made again since the session claimed it"
+        what = claimed if tip.epoch else again
+        raise FencedError(f"{what}; nothing was committed. Open a new session and write again")
+    check_fence(roots, root, keys)
+    if amends is not None and tip.head.key != amends[0]:
+        raise ConflictError(
+            f"snapshot {amends[1]} is not the head of {branch!r} any more, and only a "
+            "head can be amended; nothing was committed. Commit the changes as a new snapshot",
+            [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
+        )
+    if amends is not None and tip.floor == amends[1]:
+        raise ConflictError(
+            f"the snapshot before {amends[1]} has expired, so that one cannot be amended; "
+            f"nothing was committed. Commit the changes to {branch!r} as a new snapshot",
+            [Conflict(ConflictKind.HISTORY, "/", "history", "the snapshot before has expired")],
+        )
+    return tip
+
+
+def is_shut_out(tip: Branch, keys: SessionKeys) -> bool:
+    """Whether another writer has claimed the branch since the session did, or else began."""
+    return tip.epoch != keys.epoch and (keys.epoch is not None or keys.start < tip.epoch)
 
 
 def check_fence(roots: RootReader, root: Root, keys: SessionKeys) -> None:
@@ -109,21 +108,22 @@ def check_fence(roots: RootReader, root: Root, keys: SessionKeys) -> None:
 
 def is_fenced(roots: RootReader, root: Root, keys: SessionKeys) -> bool:
     """Whether the session began before the fence and holds no lease."""
-    return _refusal(roots, root, keys) is not None
+    if keys.start >= root.fence or root.holds_lease(keys.session_id):
+        return False
+    # Leases may be in pages; only now are they worth a request.
+    return not roots.with_leases(root, keys.session_id).holds_lease(keys.session_id)
 
 
-def _refusal(
-    roots: RootReader,
-    root: Root,
-    keys: SessionKeys,
-    branch: str | None = None,
-    amends: tuple[str, str] | None = None,
-) -> Refusal | None:
-    writer = Writer(keys.start, keys.session_id, keys.epoch)
-    found = admission(root, writer, branch, amends)
-    if found is Refusal.FENCED:  # leases may be in pages; only now are they worth a request
-        return admission(roots.with_leases(root, keys.session_id), writer, branch, amends)
-    return found
+def check_compactor(root: Root, start: int) -> None:
+    """Refuse a compaction that began at version `start` if another compactor has taken over.
+
+    Raises
+    ------
+    FencedError
+        If it has.
+    """
+    if start < root.epochs.get(COMPACTOR, 0):
+        raise overtaken(root, COMPACTOR, start)
 
 
 def fenced(

@@ -35,7 +35,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import Lease, Root
 from zarr_manifests.ids import new_session_id, session_start
-from zarr_manifests.planning.conflict import Writer, admission
 from zarr_manifests.runtime import Runtime
 
 _ATTEMPTS = 100
@@ -330,7 +329,7 @@ def _beat(context: Context) -> None:
 
 
 def _check_start(root: Root, session: str) -> None:
-    if admission(root, Writer(session_start(session))) is not None:
+    if session_start(session) < root.fence:
         raise FencedError(
             f"the session began at version {session_start(session)}, before the repository's "
             f"fence {root.fence}: its objects may have been collected, and no lease can bring "

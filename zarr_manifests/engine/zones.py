@@ -52,7 +52,6 @@ from zarr_manifests.format.zone_maps import (
     ZoneTable,
 )
 from zarr_manifests.grid import Box, corners
-from zarr_manifests.planning.conflict import Writer, admission
 from zarr_manifests.planning.garbage import parts
 from zarr_manifests.planning.leaves import PlacedLeaf
 from zarr_manifests.planning.live_deltas import has_changes
@@ -329,7 +328,7 @@ def add_to_index(
     """
 
     def change(root: Root) -> Root:
-        if admission(root, Writer(keys.start)) is not None:
+        if keys.start < root.fence:
             raise fenced(root, keys.start, f"{operation!r}", "Nothing was changed; do it again")
         tip = root.branches.get(branch)
         if tip is None:

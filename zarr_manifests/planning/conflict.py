@@ -13,10 +13,8 @@ merged, and the chunks of mine to drop in favour of theirs. Invariants: if each 
 be rebased onto the other, the result is the same whichever comes first; no node ends up in a
 deleted group or below an array.
 
-Whether a root admits a session's change, and steps of exactly-once commits
----------------------------------------------------------------------------
-
-The root is replaced by a compare-and-swap of the root that was checked, so a decision stays true.
+Steps of exactly-once commits
+-----------------------------
 
 The *mark* of an application is the last version that it has committed. A branch without its mark is
 below version 0. Invariant: a mark only rises, except where it is forgotten or the branch goes back
@@ -26,7 +24,6 @@ to an older snapshot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from enum import StrEnum
 from functools import partial
 from operator import eq
 from typing import Any, Final, Literal
@@ -38,7 +35,6 @@ from msgspec.structs import replace
 from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.manifest import Node, NodeKind
-from zarr_manifests.format.root import COMPACTOR, Branch, Root
 from zarr_manifests.format.snapshot import check_marks
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import DOCUMENTS, absolute, join
@@ -553,90 +549,6 @@ def _read_conflicts(mine: Changes, theirs: Changes, reads: Reads, listed: int) -
         for path in sorted(paths & reads.documents):
             reason = "its metadata was read here, and changed by a commit that came first"
             yield _Found(Conflict(ConflictKind.READ, absolute(path), "read", reason))
-
-
-# --- admission ------------------------------------------------------------------------------------
-
-
-class Refusal(StrEnum):
-    """Why a root does not admit a session's change."""
-
-    NO_BRANCH = "no-branch"
-    """The branch was deleted."""
-    CLAIMED = "claimed"
-    """Another writer has claimed the branch."""
-    MADE_AGAIN = "made-again"
-    """The session claimed the branch, which was deleted and made again since."""
-    FENCED = "fenced"
-    """The session began before the fence and holds no lease: its objects may be deleted already."""
-    OVERTAKEN = "overtaken"
-    """Another compactor has taken over."""
-    NOT_HEAD = "not-head"
-    """The snapshot to amend is not the branch's head."""
-    NO_PARENT = "no-parent"
-    """The parent of the snapshot to amend has expired."""
-
-
-class Writer(Struct, frozen=True):
-    """What admission has to know about a session that wants to change the root.
-
-    Parameters
-    ----------
-    start : int
-        The version of the root at which the session began.
-    session_id : str or None
-        Its id, to find its leases; None if it cannot hold any.
-    epoch : int or None
-        The epoch of its claim of the branch, if it has claimed it.
-    compacts : bool
-        Whether it only rewrites tables and changes no data. Claims of other compactors count for
-        it, claims of writers do not.
-    """
-
-    start: int
-    session_id: str | None = None
-    epoch: int | None = None
-    compacts: bool = False
-
-
-def admission(
-    root: Root, writer: Writer, branch: str | None = None, amends: tuple[str, str] | None = None
-) -> Refusal | None:
-    """Return why the root does not admit the session's change; None if it does.
-
-    Parameters
-    ----------
-    root : Root
-        The root to replace, with the branch and the session's leases.
-    writer : Writer
-        The session.
-    branch : str or None
-        The branch to change; None if none is changed.
-    amends : tuple of str, or None
-        Key and id of the head that the commit replaces, if it amends one.
-    """
-    tip = None if branch is None else root.branches.get(branch)
-    if branch is not None and tip is None:
-        return Refusal.NO_BRANCH
-    if tip is not None and not writer.compacts and _is_shut_out(tip, writer):
-        return Refusal.CLAIMED if tip.epoch else Refusal.MADE_AGAIN
-    leased = writer.session_id is not None and root.holds_lease(writer.session_id)
-    if writer.start < root.fence and not leased:
-        return Refusal.FENCED
-    if writer.compacts and writer.start < root.epochs.get(COMPACTOR, 0):
-        return Refusal.OVERTAKEN
-    if tip is not None and amends is not None:
-        key, snapshot_id = amends
-        if tip.head.key != key:
-            return Refusal.NOT_HEAD
-        if tip.floor == snapshot_id:
-            return Refusal.NO_PARENT
-    return None
-
-
-def _is_shut_out(tip: Branch, writer: Writer) -> bool:
-    """Whether the branch has a newer claim, by another writer, than the writer's claim or start."""
-    return tip.epoch != writer.epoch and (writer.epoch is not None or writer.start < tip.epoch)
 
 
 # --- marks -------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from msgspec.structs import replace
 from zarr_manifests.config import CacheOptions, Compaction
 from zarr_manifests.engine.create import with_reserve
 from zarr_manifests.engine.differences import deltas_between
-from zarr_manifests.engine.epochs import claim_compaction, overtaken
+from zarr_manifests.engine.epochs import check_compactor, claim_compaction
 from zarr_manifests.engine.landing import (
     NextVersion,
     encoded_delta,
@@ -80,11 +80,10 @@ from zarr_manifests.errors import ConflictError, InvalidArgumentError, Manifests
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Base, Delta, Manifest, Node, Part
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import COMPACTOR, Root
+from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import COMMIT_ID_BYTES
-from zarr_manifests.planning.conflict import Refusal, Writer, admission
 from zarr_manifests.planning.garbage import CompactionMode, is_due, merge_groups, opening_is_slow
 from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.planning.live_deltas import merged_counts
@@ -254,11 +253,9 @@ class _Work:
     def _make(self, root: Root) -> NextVersion | None:
         """The compaction as of this root; None if somebody else has compacted in the meantime."""
         context, view, keys, branch = self._context, self._view, self._keys, self._branch
-        refusal = admission(root, Writer(keys.start, compacts=True), branch)
-        if refusal is Refusal.OVERTAKEN:
-            raise overtaken(root, COMPACTOR, keys.start)
-        if refusal is not None:
+        if branch not in root.branches or keys.start < root.fence:
             return None  # behind the fence: the uploads may be collected
+        check_compactor(root, keys.start)
         tip, old = root.branches[branch], view.snapshot
         current = view if tip.head.key == view.ref.key else context.open_branch(tip)
         before, count = current.snapshot, len(old.deltas)

@@ -28,8 +28,14 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.epochs import fenced, overtaken
-from zarr_manifests.engine.landing import NextVersion, encoded_delta, land, rewritten, zones_upload
+from zarr_manifests.engine.epochs import check_compactor, fenced
+from zarr_manifests.engine.landing import (
+    NextVersion,
+    encoded_delta,
+    land,
+    rewritten,
+    zones_upload,
+)
 from zarr_manifests.engine.metadata import SessionKeys, Upload, create_own
 from zarr_manifests.engine.roots import RootAt, opened
 from zarr_manifests.engine.totals import node_facts, pending_rows
@@ -45,11 +51,10 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Delta, Manifest, NodeKind
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import COMPACTOR, Root
+from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.format.zone_maps import ZoneTable
 from zarr_manifests.ids import COMMIT_ID_BYTES, crc32c, snapshot_id_of
-from zarr_manifests.planning.conflict import Refusal, Writer, admission
 from zarr_manifests.planning.garbage import (
     CompactionMode,
     PackMoves,
@@ -298,14 +303,12 @@ class _Repacking(Struct):
 
     def _check_admitted(self, root: Root) -> None:
         branch, start = self.branch, self.keys.start
-        match admission(root, Writer(start, compacts=True), branch):
-            case Refusal.NO_BRANCH:
-                raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
-            case Refusal.OVERTAKEN:
-                raise overtaken(root, COMPACTOR, start)
-            case Refusal.FENCED:
-                what = f"the repacking of {branch!r}"
-                raise fenced(root, start, what, "Nothing was changed; start it again")
+        if branch not in root.branches:
+            raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
+        if start < root.fence:
+            what = f"the repacking of {branch!r}"
+            raise fenced(root, start, what, "Nothing was changed; start it again")
+        check_compactor(root, start)
 
     def _next(
         self,
