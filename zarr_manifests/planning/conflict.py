@@ -23,7 +23,7 @@ to an older snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import eq
 from typing import Any, Final, Literal
@@ -34,7 +34,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.errors import Conflict, ConflictKind, InvalidArgumentError
 from zarr_manifests.format.chunk_table import RefKind
-from zarr_manifests.format.manifest import Node, NodeKind
+from zarr_manifests.format.manifest import Node, NodeKind, grouped
 from zarr_manifests.format.snapshot import check_marks
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import DOCUMENTS, absolute, join
@@ -377,12 +377,11 @@ def _both_create(mine: Changes, theirs: Changes) -> Iterator[_Found]:
     for path, node_id in taken.items():
         twin = theirs.nodes[other[path]] if path in other else None
         if twin is not None and not _same_creation(mine.nodes[node_id], twin):
-            yield _in_the_way(
-                ConflictKind.CREATE, path, Component.CREATE, "also made by a commit that came first"
-            )
+            reason = "also made by a commit that came first"
+            yield _in_the_way(ConflictKind.CREATE, path, reason)
         elif elsewhere.get(node_id, path) != path:
             reason = f"made at {absolute(elsewhere[node_id])} by a commit that came first"
-            yield _in_the_way(ConflictKind.CREATE, path, Component.CREATE, reason)
+            yield _in_the_way(ConflictKind.CREATE, path, reason)
     yield from _below_arrays(mine, theirs)
 
 
@@ -396,19 +395,14 @@ def _same_creation(a: NodeChange, b: NodeChange) -> bool:
 
 
 def _below_arrays(mine: Changes, theirs: Changes) -> Iterator[_Found]:
+    reason = "a node would lie below an array that a commit has changed"
     for one, other in ((mine, theirs), (theirs, mine)):
-        arrays = {
-            c.after.path for _, c in other if c.after is not None and c.after.array is not None
-        }
-        for path, node_id in one.taken.items():
-            after = one.nodes[node_id].after
-            if after is None or after.kind is NodeKind.OPAQUE:
-                continue
-            for top in above(path):
-                if top in arrays:
-                    where = path if one is mine else top
-                    reason = "a node would lie below an array that a commit has changed"
-                    yield _in_the_way(ConflictKind.CREATE, where, Component.CREATE, reason)
+        now = [change.after for _, change in other]
+        arrays = [node.path for node in now if node is not None and node.array is not None]
+        for path, top in _at_or_below(one.taken, arrays):
+            after = one.nodes[one.taken[path]].after
+            if path != top and after is not None and after.kind is not NodeKind.OPAQUE:
+                yield _in_the_way(ConflictKind.CREATE, path if one is mine else top, reason)
 
 
 def _beside(mine: Changes, theirs: Changes) -> Iterator[_Found]:
@@ -421,7 +415,7 @@ def _beside(mine: Changes, theirs: Changes) -> Iterator[_Found]:
     ):
         reason = f"at, above or below it something {done} by a commit that came first"
         for path in _related(ours, others, unlike):
-            yield _in_the_way(ConflictKind.DELETE, path, component, reason)
+            yield _in_the_way(ConflictKind.DELETE, path, reason, component)
 
 
 def _unlike(mine: Changes, theirs: Changes) -> set[bytes]:
@@ -440,38 +434,32 @@ def _related(
     mine: Mapping[str, bytes], theirs: Mapping[str, bytes], unlike: set[bytes]
 ) -> list[str]:
     """My paths at, above or below one of theirs, unless both sides did the same there."""
-    found = set()
-    by_key = {key_of(path): path for path in theirs}
-    for path, node_id in mine.items():
-        for other in (key_of(path), *above(path)):
-            if other in by_key and not {node_id, theirs[by_key[other]]}.isdisjoint(unlike):
-                found.add(path)
-    mine_by_key = {key_of(path): path for path in mine}
-    for path, node_id in theirs.items():
-        for other in above(path):
-            if other in mine_by_key and not {node_id, mine[mine_by_key[other]]}.isdisjoint(unlike):
-                found.add(mine_by_key[other])
-    return sorted(found)
+    below = _at_or_below(theirs, mine)
+    pairs = [*_at_or_below(mine, theirs), *((path, other) for other, path in below)]
+    return sorted({a for a, b in pairs if not unlike.isdisjoint((mine[a], theirs[b]))})
+
+
+def _at_or_below(paths: Iterable[str], others: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each of the paths with each of the others that it is at or below."""
+    by_key = grouped((key_of(other), other) for other in others)
+    for path in paths:
+        for key in (key_of(path), *above(path)):
+            yield from ((path, other) for other in by_key.get(key, ()))
 
 
 def _same_keys(mine: Changes, theirs: Changes) -> Iterator[_Found]:
     """One side's opaque entry is at a key that may belong to a node of the other."""
     reason = "one commit has an entry of its own at a key that belongs to a node of the other"
     for one, other in ((mine, theirs), (theirs, mine)):
-        entries = list(one.opaque)
-        if not entries:
-            continue
         nodes = {
-            path: change
+            node.path: change
             for _, change in other
-            for path in {node.path for node in (change.before, change.after) if node is not None}
+            for node in (change.before, change.after)
+            if node is not None
         }
-        for entry in entries:
-            for top in above(entry.path):
-                change = nodes.get(top)
-                if change is not None and _may_have(change, top, key_of(entry.path)):
-                    where = entry.path if one is mine else top
-                    yield _in_the_way(ConflictKind.CREATE, where, Component.CREATE, reason)
+        for path, top in _at_or_below((entry.path for entry in one.opaque), nodes):
+            if key_of(path) != key_of(top) and _may_have(nodes[top], top, key_of(path)):
+                yield _in_the_way(ConflictKind.CREATE, path if one is mine else top, reason)
 
 
 def _may_have(change: NodeChange, path: str, key: str) -> bool:
@@ -485,7 +473,9 @@ def _may_have(change: NodeChange, path: str, key: str) -> bool:
     return is_array and (documents or bool(change.documents.grown) or change.documents.shrunk)
 
 
-def _in_the_way(kind: ConflictKind, path: str, component: Component, reason: str) -> _Found:
+def _in_the_way(
+    kind: ConflictKind, path: str, reason: str, component: Component = Component.CREATE
+) -> _Found:
     return _Found(Conflict(kind, absolute(path), str(component), reason))
 
 
