@@ -24,7 +24,6 @@ from zarr_manifests.engine.metadata import SessionKeys
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.upkeep import collect, recover, verify
 from zarr_manifests.engine.upkeep import compaction as compact
-from zarr_manifests.engine.upkeep import repack_chunks as repacking
 from zarr_manifests.errors import CommitOutcomeUnknownError, StorageError
 from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.manifest import Delta
@@ -372,14 +371,6 @@ def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
 
 
-@mutant("A repacking restores chunks that others have changed since it read them.", 431)
-def repacked_over_newer(patch: pytest.MonkeyPatch) -> None:
-    def all_of_them(current: Any, moved: Any) -> list[Any]:
-        return [(node_id, new) for node_id, _, new in moved]
-
-    patch.setattr(repacking, "_unchanged", all_of_them)
-
-
 # --- the fence, leases, expiry, collection -----------------------------------------------------
 
 
@@ -400,7 +391,10 @@ def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A repacking from before the fence lands.", 409)
 def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(repacking._Repacking, "_check_admitted", lambda *args: None)
+    def unfenced(root: Any, *args: Any) -> Any:
+        return rules.admission(replace(root, fence=0), *args)
+
+    patch.setattr(compact, "admission", unfenced)
 
 
 @mutant("A lease counts by the reader's clock, not by its existence.", 12)
@@ -456,7 +450,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ancestry, "children", others)
 
 
-@mutant("A collection does not mark what only tags lead to.", 24)
+@mutant("A collection does not mark what only tags lead to.", 65)
 def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     live = ancestry.live_snapshots
     patch.setattr(

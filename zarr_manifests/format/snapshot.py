@@ -607,8 +607,8 @@ class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
     digests : tuple of DigestEntry
         Digests of neighbouring deltas; ascending, without overlap.
     sequence : int
-        Number of the newest change: the parent's plus one for a commit that changes something,
-        plus two if chunks were moved, or the parent's for a rewrite.
+        Number of the newest change: the parent's plus one for a commit that changes something, or
+        the parent's for a rewrite.
     sums : mapping of str to int
         Totals of the whole snapshot as far as known: `chunks`, `chunk-bytes`, `arrays`, `groups`.
     marks_page : BlobRef or None

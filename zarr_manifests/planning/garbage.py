@@ -55,11 +55,11 @@ from digest to digest, and a byte is copied into a digest only logarithmically o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -68,13 +68,18 @@ from msgspec.structs import replace
 
 from zarr_manifests.config import Snapshots
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.format.chunk_table import NO_SOURCES, ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Delta, Digest, Manifest, Node
 from zarr_manifests.format.root import Lease
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import lineage_of, object_key, session_of, session_start
-from zarr_manifests.planning.merge import Layer, merge_layers, rearranged, select
+from zarr_manifests.planning.merge import (
+    Layer,
+    merge_layers,
+    rearranged,
+    without_unused_sessions,
+)
 from zarr_manifests.versions import milliseconds
 
 # --- expiry ------------------------------------------------------------------------------------
@@ -233,6 +238,13 @@ def _places(table: ChunkTable, rows: Column, known: dict[str, int]) -> Column:
     return np.array(places, np.int64)[which]
 
 
+def _ranges(table: ChunkTable, rows: Column, known: dict[str, int]) -> Rows:
+    """The number of the object, offset, length and checksum of each of these native rows."""
+    columns = (table.offset[rows], table.length[rows], table.crc32c[rows])
+    at = _places(table, rows, known)
+    return np.stack([at, *(column.astype(np.int64) for column in columns)], axis=1)
+
+
 class ChunkRanges(Struct):
     """The different ranges that tables refer to, by object; as columns, since there may be many.
 
@@ -252,9 +264,7 @@ class ChunkRanges(Struct):
         native = np.flatnonzero(table.kind == RefKind.NATIVE)
         if not native.size:
             return
-        at = _places(table, native, self.objects)
-        columns = (table.offset[native], table.length[native], table.crc32c[native])
-        self._rows.append(np.stack([at, *(c.astype(np.int64) for c in columns)], axis=1))
+        self._rows.append(_ranges(table, native, self.objects))
         self._unfolded += native.size
         if self._unfolded > max(_FOLD_ROWS, self._folded):
             self._fold()
@@ -289,7 +299,10 @@ class Use(Struct, frozen=True):
 
 
 class Range(Struct, frozen=True):
-    """A byte range of a chunk in an object, its checksum, and its position in `PackMoves`."""
+    """A byte range of a chunk in an object, its checksum, and its number in `PackMoves`.
+
+    They are numbered in the order of the first rows that refer to them.
+    """
 
     key: str
     offset: int
@@ -356,79 +369,72 @@ class PackMoves:
 
     Parameters
     ----------
-    tables : sequence of (bytes, ChunkTable)
-        By node id: only the rows that refer to these objects (see `moved_rows`).
+    tables : mapping of bytes to ChunkTable
+        By node id: only the rows that refer to these objects (see `rows_of`).
+    source : str
+        The session that writes the new objects.
 
     Attributes
     ----------
     ranges : list of Range
         The distinct ranges that the rows refer to, by object and offset.
-    order : int64[n]
-        For each range, the position of the first row that refers to it.
+    done : bool[n]
+        Which of them some table refers to that `moved` was given.
     """
 
-    def __init__(self, tables: Sequence[tuple[bytes, ChunkTable]]) -> None:
-        self.tables = tables
-        keys: dict[str, int] = {}
-        named: list[Column] = []
-        for _, table in tables:
-            named.append(_places(table, np.arange(len(table)), keys))
-        columns = [np.concatenate(named) if named else np.zeros(0, np.int64)]
-        for name in ("offset", "length", "crc32c"):
-            one = [getattr(table, name) for _, table in tables]
-            columns.append(np.concatenate(one) if one else np.zeros(0, np.int64))
+    def __init__(self, tables: Mapping[bytes, ChunkTable], source: str) -> None:
+        self.coords = {node_id: table.coords() for node_id, table in tables.items()}
+        self._source = source
+        self._objects: dict[str, int] = {}
+        self._at: dict[tuple[Any, ...], int] = {}  # number by object, offset, length, checksum
+        for table in tables.values():
+            for one in _ranges(table, np.arange(len(table)), self._objects).tolist():
+                self._at.setdefault(tuple(one), len(self._at))
+        keys = [*self._objects]
         # Objects in order of their keys, so that what was written together is read together.
-        listed = sorted(keys)
-        rank = np.empty(len(listed), np.int64)
-        rank[[keys[key] for key in listed]] = np.arange(len(listed))
-        columns[0] = rank[columns[0]]
-        distinct, self.order, which = np.unique(
-            np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True
-        )
-        self._which = which.reshape(-1)
         self.ranges = [
-            Range(listed[of], offset, length, crc, at)
-            for at, (of, offset, length, crc) in enumerate(distinct.tolist())
+            Range(key, offset, length, crc, at)
+            for key, offset, length, crc, at in sorted(
+                (keys[of], *where, at) for (of, *where), at in self._at.items()
+            )
         ]
-        self._number = np.full(len(self.ranges), -1, np.int64)
-        self._offset = np.zeros(len(self.ranges), np.int64)
+        self._to = np.full((len(self._at) + 1, 2), -1, np.int64)  # the last is for unknown ranges
+        self.done = np.zeros(len(self._at), np.bool_)
 
     def note(self, at: int, number: int, offset: int) -> None:
         """Note that the writer has written this range to object `number` at `offset`."""
-        self._number[at], self._offset[at] = number, offset
+        self._to[at] = number, offset
 
-    def rows(self, source: str) -> list[tuple[bytes, ChunkTable, ChunkTable]]:
-        """Return, by node id, the rows that have moved, before and after.
-
-        `source` is the session that wrote the new objects.
-        """
-        found, start = [], 0
-        for node_id, table in self.tables:
-            which = self._which[start : start + len(table)]
-            start += len(table)
-            moved = self._number[which] >= 0
-            if moved.any():
-                old, at = select(table, moved), which[moved]
-                new = replace(
-                    old,
-                    source=np.zeros(len(old), np.int64),
-                    number=self._number[at],
-                    offset=self._offset[at],
-                    sources=(source,),
-                    inline=b"",
-                    virtual=NO_SOURCES,
-                )
-                found.append((node_id, old, new))
-        return found
+    def moved(self, table: ChunkTable) -> ChunkTable:
+        """The table, referring to where its chunks have been written."""
+        rows = np.flatnonzero(_refers(table, self._objects))
+        ranges = map(tuple, _ranges(table, rows, self._objects).tolist())
+        at = np.array([self._at.get(one, -1) for one in ranges], np.int64)
+        written = self._to[at, 0] >= 0
+        rows, at = rows[written], at[written]
+        if not len(rows):
+            return table
+        self.done[at] = True
+        sources = list(dict.fromkeys((*table.sources, self._source)))
+        source, number, offset = (c.copy() for c in (table.source, table.number, table.offset))
+        source[rows] = sources.index(self._source)
+        number[rows], offset[rows] = self._to[at].T
+        new = replace(table, source=source, number=number, offset=offset, sources=tuple(sources))
+        return without_unused_sessions(new)
 
 
-def moved_rows(table: ChunkTable, keys: Collection[str]) -> ChunkTable | None:
-    """The rows that refer to objects with these keys; None if there are none."""
-    keep = table.kind == RefKind.NATIVE
+def _refers(table: ChunkTable, keys: Container[str]) -> npt.NDArray[np.bool_]:
+    """Which rows refer to objects with these keys."""
+    keep = np.asarray(table.kind == RefKind.NATIVE)
     numbers, which = np.unique(_objects(table, np.flatnonzero(keep)), return_inverse=True)
     wanted = np.array([_key(table, number) in keys for number in numbers.tolist()], np.bool_)
     keep[keep] = wanted[which]
-    return rearranged(table, keep, table.coords())
+    return keep
+
+
+def rows_of(table: ChunkTable, keys: Container[str]) -> ChunkTable | None:
+    """The rows that refer to objects with these keys; None if there are none."""
+    return rearranged(table, _refers(table, keys), table.coords())
 
 
 # --- read list ------------------------------------------------------------------------------------

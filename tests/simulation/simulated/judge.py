@@ -40,7 +40,6 @@ from simulated.storage import Shelf
 from simulated.world import BrokenPromiseError, World
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.engine.metadata import Objects, SessionKeys
-from zarr_manifests.engine.upkeep.repack_chunks import REPACKED
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,
@@ -402,10 +401,8 @@ class Judge:
         self._demand(not fenced, f"{snapshot.message!r} was made behind the fence")
         if snapshot.kind == "rewrite":
             self._demand(snapshot.parent_id == tip.snapshot_id, "a rewrite of another snapshot")
-            # A repacking adds to the read list, and takes nothing out that a compactor counts on.
             late = session_start(session) < old.epochs.get(COMPACTOR, 0)
-            allowed = not late or snapshot.message == REPACKED
-            self._demand(allowed, f"{snapshot.message!r}: another compactor has taken over")
+            self._demand(not late, f"{snapshot.message!r}: another compactor has taken over")
             self._learn(head, tip.state, tip.marks, tip.total)
             return
         attempt = self.attempts.get(snapshot.message)

@@ -41,7 +41,7 @@ from msgspec.structs import replace
 from zarr_manifests.config import CacheOptions, Compaction
 from zarr_manifests.engine.create import with_reserve
 from zarr_manifests.engine.differences import deltas_between
-from zarr_manifests.engine.epochs import check_compactor, claim_compaction
+from zarr_manifests.engine.epochs import check_compactor, claim_compaction, fenced
 from zarr_manifests.engine.landing import (
     NextVersion,
     encoded_delta,
@@ -82,9 +82,15 @@ from zarr_manifests.format.manifest import Base, Delta, Manifest, Node, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
-from zarr_manifests.grid import Coords
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import COMMIT_ID_BYTES
-from zarr_manifests.planning.garbage import CompactionMode, is_due, merge_groups, opening_is_slow
+from zarr_manifests.planning.garbage import (
+    CompactionMode,
+    PackMoves,
+    is_due,
+    merge_groups,
+    opening_is_slow,
+)
 from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.planning.live_deltas import merged_counts
 from zarr_manifests.planning.merge import Layer, in_tables, merge_layers
@@ -106,16 +112,20 @@ def compact_branch(
     size_ratio: float | None = None,
     claim: bool = False,
     run: Run | None = None,
+    moves: PackMoves | None = None,
+    keys: SessionKeys | None = None,
 ) -> tuple[CompactionReport, BlobRef | None]:
     """Compact a branch's head; `size_ratio` overrides the configuration.
 
     With `claim`, running compactions are shut out first. With `run`, its tasks write the leaves.
-    `progress` is told how many refs are merged.
+    With `moves`, manifests with chunks that have moved are written anew, under `keys`, which have
+    named the new packs. `progress` is told how many refs are merged.
 
     Raises
     ------
     FencedError
-        If somebody else has claimed compactions in the meantime; nothing is changed.
+        If somebody else has claimed compactions in the meantime, or, with `moves`, a collection has
+        shut this out; nothing is changed.
     CorruptObjectError
         If something to merge is damaged; nothing is changed.
     """
@@ -127,7 +137,7 @@ def compact_branch(
         root = roots.with_branch((known.pop() if known else roots.read()).root, branch)
         if branch not in root.branches:
             return CompactionReport(mode=mode, dry_run=dry_run), None
-        work = _Work(context, root, branch, mode, ratio, run)
+        work = _Work(context, root, branch, mode, ratio, run, moves, keys)
         if dry_run:
             return work.estimate(), None
         return work.land() if work.do() else (work.before, None)
@@ -160,10 +170,12 @@ class _Work:
         mode: CompactionMode,
         ratio: float,
         run: Run | None,
+        moves: PackMoves | None,
+        keys: SessionKeys | None,
     ) -> None:
         self._context, self._root, self._branch, self._mode = context, root, branch, mode
-        self._ratio, self._run, self._told = ratio, run, 0
-        self._keys = SessionKeys(root.version, context.runtime)
+        self._ratio, self._run, self._told, self._moves = ratio, run, 0, moves
+        self._keys = keys or SessionKeys(root.version, context.runtime)
         self._view = view = context.open_branch(root.branches[branch])
         self._manifests = view.pages.manifests()
         self._old_base = BaseIndex(self._manifests)
@@ -200,7 +212,11 @@ class _Work:
         """Keys of the manifests that are written anew."""
         if self._everything:
             return {ref.blob.key for ref in self._old_base}
-        return due_manifests(self._old_base, pending, self._ratio)
+        due = due_manifests(self._old_base, pending, self._ratio)
+        for node_id, coords in self._moves.coords.items() if self._moves else ():
+            for leaf in self._old_base.placed_in(node_id, Box.around_coords(coords)):
+                due |= {leaf.key} if leaf.part.box.holds(coords).any() else set()
+        return due
 
     def _refs(self, keys: Collection[str]) -> int:
         return sum(part.count for key in keys for part in self._old_base[key].parts)
@@ -253,6 +269,9 @@ class _Work:
     def _make(self, root: Root) -> NextVersion | None:
         """The compaction as of this root; None if somebody else has compacted in the meantime."""
         context, view, keys, branch = self._context, self._view, self._keys, self._branch
+        if self._moves and keys.start < root.fence:
+            what = f"the repacking of {branch!r}"
+            raise fenced(root, keys.start, what, "Nothing was changed; start it again")
         if branch not in root.branches or keys.start < root.fence:
             return None  # behind the fence: the uploads may be collected
         check_compactor(root, keys.start)
@@ -267,7 +286,7 @@ class _Work:
             keys,
             before,
             self._commit_id,
-            f"compact {count} deltas",
+            "repack chunks" if self._moves else f"compact {count} deltas",
             base=self._base,
             deltas=deltas,
             digests=self._moved_digests(before),
@@ -310,6 +329,8 @@ class _Work:
         entries, base = self._view.snapshot.deltas, self._view.snapshot.base
         if self._everything or base is None:
             return bool(entries) or self._everything
+        if self._moves:
+            return True
         if opening_is_slow(*self._view.node_changes()):
             return True
         nbytes = sum(e.log.length + sum(m.blob.length for m in e.manifests) for e in entries)
@@ -344,7 +365,7 @@ class _Work:
         if self._run is not None:
             return write_in_tasks(context, heap, keys, index, self._run, self._tell)
         zones = KnownZones.of(context, self._view.snapshot.deltas, index)
-        return LeavesHere(context, heap, keys, zones, self._tell).write
+        return LeavesHere(context, heap, keys, zones, self._tell, self._moves).write
 
     def _tell(self, refs: int) -> None:
         self._told += refs

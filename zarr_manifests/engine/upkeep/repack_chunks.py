@@ -4,12 +4,12 @@
    with too small a live part are due, in rounds of a bounded number of chunks.
 2. A round reads the live chunks of its packs, a few packs at a time, verifies their checksums, and
    writes them into new packs.
-3. The moved refs are committed as a REWRITE: a delta in the read list, and an empty commit log,
-   since nothing has changed. So it conflicts with no other commit. If others write, unset or cut
-   off a chunk in the meantime, their change stands: before each swap, rows whose chunk has moved or
-   changed are left out.
-4. Finally all pending changes are merged into the base, so that the head no longer refers to the
-   old packs. They become garbage once the snapshots that refer to them have expired.
+3. A compaction merges all pending changes into the base. Where a row refers to a chunk that has
+   been written anew, the new leaf refers to the new place. So it conflicts with no other commit. If
+   others write, unset or cut off a chunk in the meantime, their change is newer and stands. If
+   others have compacted, it is done again.
+4. The head no longer refers to the old packs. They become garbage once the snapshots that refer to
+   them have expired.
 
 Invariant: a chunk's new ref has the length and checksum of the old one, and its object is durable
 before the swap.
@@ -19,7 +19,7 @@ Which manifests hold which chunk refs is read from the base's directory alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -28,20 +28,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.epochs import check_compactor, fenced
-from zarr_manifests.engine.landing import (
-    NextVersion,
-    encoded_delta,
-    land,
-    rewritten,
-    zones_upload,
-)
-from zarr_manifests.engine.metadata import SessionKeys, Upload, create_own
+from zarr_manifests.engine.metadata import SessionKeys, create_own
 from zarr_manifests.engine.roots import RootAt, opened
 from zarr_manifests.engine.totals import node_facts, pending_rows
 from zarr_manifests.engine.upkeep.compaction import compact_branch
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
-from zarr_manifests.engine.zones import KnownZones
 from zarr_manifests.errors import (
     ConflictError,
     CorruptObjectError,
@@ -49,12 +40,9 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Delta, Manifest, NodeKind
+from zarr_manifests.format.manifest import NodeKind
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import Root
-from zarr_manifests.format.snapshot import DeltaEntry
-from zarr_manifests.format.zone_maps import ZoneTable
-from zarr_manifests.ids import COMMIT_ID_BYTES, crc32c, snapshot_id_of
+from zarr_manifests.ids import crc32c, snapshot_id_of
 from zarr_manifests.planning.garbage import (
     CompactionMode,
     PackMoves,
@@ -62,13 +50,11 @@ from zarr_manifests.planning.garbage import (
     Use,
     by_bytes,
     due_packs,
-    moved_rows,
     parts,
+    rows_of,
     uses_of,
 )
 from zarr_manifests.planning.leaves import BaseIndex
-from zarr_manifests.planning.meaning import zones_of_chunks
-from zarr_manifests.planning.merge import difference, in_tables, pick, rows_at, without
 from zarr_manifests.planning.packing import explain
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import (
@@ -81,17 +67,11 @@ from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import coalesce
 
-type _Moved = tuple[bytes, ChunkTable, ChunkTable]
-"""Node id, and the rows that move, before and after."""
-
-REPACKED: Final = "repack chunks"
-"""The message of a commit that moves chunks."""
 ROUND_CHUNKS = 250_000
 _ABREAST: Final = 8
 """Packs that are read, and then written, in parallel."""
 _ATTEMPTS: Final = 10
 _NAMED: Final = 5
-_MERGES: Final = 3
 
 
 def repack_chunks(
@@ -138,9 +118,6 @@ def repack_chunks(
     head = None
     for keys in parts(due, lambda key: uses[key].chunks, ROUND_CHUNKS):
         head = work.move(frozenset(keys)) or head
-    if head is not None:
-        tell("merging refs", 0)
-        head = _merged(context, branch) or head
     work.check_damaged()
     return replace(
         report,
@@ -183,15 +160,6 @@ def _sizes(context: ReadContext, uses: dict[str, Use]) -> dict[str, int]:
     return {info.key: info.nbytes for info in context.storage.list("chunks/") if info.key in uses}
 
 
-def _merged(context: Context, branch: str) -> BlobRef | None:
-    """Merge all pending changes into the base; None if others were repeatedly faster."""
-    for _ in range(_MERGES):
-        report, head = compact_branch(context, branch, CompactionMode.MAJOR, size_ratio=0.0)
-        if head is not None or not report.deltas_before:
-            return head
-    return None
-
-
 class _Repacking(Struct):
     """The rounds of one repacking, and their results."""
 
@@ -208,35 +176,53 @@ class _Repacking(Struct):
 
     def move(self, packs: frozenset[str]) -> BlobRef | None:
         """Move the live chunks of these packs; return the new head, None if there were none."""
-        view, tables = opened(partial(self._rows_in, packs))
-        moves = PackMoves(tables)
-        self._copy(moves)
-        moved = moves.rows(self.keys.session_id)
-        return self._land(view, moved) if moved else None
+        _, tables = opened(partial(self._rows_in, packs))
+        moves = PackMoves(tables, self.keys.session_id)
+        copied = self._copy(moves)
+        head = self._land(moves) if copied else None
+        moved = [one.length for one in moves.ranges if moves.done[one.at]]
+        self.chunks += len(moved)
+        self.nbytes += sum(moved)
+        self.overtaken += copied - len(moved)
+        return head
 
-    def _rows_in(
-        self, packs: frozenset[str]
-    ) -> tuple[SnapshotView, list[tuple[bytes, ChunkTable]]]:
+    def _land(self, moves: PackMoves) -> BlobRef | None:
+        """Merge all pending changes into the base, with the new places; return the new head."""
+        context, branch = self.context, self.branch
+        for _ in range(_ATTEMPTS):
+            context.roots.branch(context.roots.read().root, branch)  # there is one
+            moves.done[:] = False
+            how = CompactionMode.MAJOR
+            _, head = compact_branch(
+                context, branch, how, size_ratio=0.0, moves=moves, keys=self.keys
+            )
+            if head is not None or not moves.done.any():
+                return head
+        raise ConflictError(
+            f"repacking {branch!r}: others came first {_ATTEMPTS} times; nothing was "
+            "changed, start it again later"
+        )
+
+    def _rows_in(self, packs: frozenset[str]) -> tuple[SnapshotView, dict[bytes, ChunkTable]]:
         """The head, and by node the chunks that are in these packs."""
         view = _head(self.context, self.context.roots.read(), self.branch)
-        tables = []
+        tables = {}
         for node_id in _node_ids(view):
             table = view.chunks(node_id)
-            rows = None if table is None else moved_rows(table, packs)
+            rows = None if table is None else rows_of(table, packs)
             if rows is not None:
-                tables.append((node_id, rows))
+                tables[node_id] = rows
         return view, tables
 
-    def _copy(self, moves: PackMoves) -> None:
-        """Write the chunks into new packs."""
+    def _copy(self, moves: PackMoves) -> int:
+        """Write the chunks into new packs; return how many were."""
         context, pack_bytes = self.context, self.context.config.pack_bytes
-        steps = []
+        steps, count = [], 0
         for step in by_bytes(moves.ranges, _ABREAST * pack_bytes):
-            order = {one.at: int(moves.order[one.at]) for one in step}
             # Two packs in a row are larger than one may be, so there cannot be more of them.
             most = 2 * (sum(one.length for one in step) // pack_bytes) + 1
             keys = tuple(self.keys.next("chunks") for _ in range(most))
-            steps.append(_Step(tuple(step), order, keys, pack_bytes))
+            steps.append(_Step(tuple(step), keys, pack_bytes))
         copy = partial(_copy_step, context.storage, context.runtime)
         results = iter(self.run(copy, steps))
         for whole in steps:
@@ -247,7 +233,9 @@ class _Repacking(Struct):
                 moves.note(at, number, offset)
             self.damaged += copied.damaged
             self.packs_written += copied.packs
+            count += len(copied.placed)
             tell("writing packs", self.packs_written)
+        return count
 
     def check_damaged(self) -> None:
         """Raise if chunks that could not be moved are still referred to.
@@ -260,9 +248,9 @@ class _Repacking(Struct):
         view, tables = opened(partial(self._rows_in, frozenset(one.key for one, _ in self.damaged)))
         paths = {node.node_id: path for path, node in view.nodes.items()}
         named = []
-        for node_id, rows in tables:
+        for node_id, rows in tables.items():
             path = paths[node_id]
-            for one in PackMoves([(node_id, rows)]).ranges:
+            for one in PackMoves({node_id: rows}, "").ranges:
                 if (one.key, one.offset) in why:
                     text = why[one.key, one.offset]
                     named.append(f"a chunk of /{path} ({one.key}, offset {one.offset}) {text}")
@@ -274,97 +262,14 @@ class _Repacking(Struct):
                 "from a backup or write them again"
             )
 
-    # --- the commit ----------------------------------------------------------------------------
-
-    def _land(self, view: SnapshotView, moved: Sequence[_Moved]) -> BlobRef | None:
-        """Commit the moved refs of unchanged chunks; return the new head."""
-        context, keys, branch = self.context, self.keys, self.branch
-        commit_id = context.runtime.random_bytes(COMMIT_ID_BYTES)
-        rows = {node_id: [after] for node_id, _, after in moved}
-        zones = zones_upload(self._zones(view, moved), rows, keys)
-        kept: list[tuple[bytes, ChunkTable]] = []
-
-        def make(root: Root) -> NextVersion | None:
-            self._check_admitted(root)
-            tip = root.branches[branch]
-            current = view if tip.head.key == view.ref.key else context.open_branch(tip)
-            kept[:] = _unchanged(current, moved) if current is not view else new
-            tell("committing", sum(len(table) for _, table in kept))
-            return self._next(current, commit_id, kept, zones) if kept else None
-
-        new = [(node_id, after) for node_id, _, after in moved]
-        what = f"repacking {branch!r}", "nothing was changed, start it again later"
-        landed = land(context, branch, keys, view, make, (), what, _ATTEMPTS)
-        count = sum(len(table) for _, table in kept)
-        self.overtaken += sum(len(table) for _, table in new) - count
-        self.chunks += count
-        self.nbytes += sum(u.nbytes for _, t in kept for u in uses_of(t).values())
-        return None if landed is None else landed.head
-
-    def _check_admitted(self, root: Root) -> None:
-        branch, start = self.branch, self.keys.start
-        if branch not in root.branches:
-            raise ConflictError(f"branch {branch!r} was deleted meanwhile; nothing was moved")
-        if start < root.fence:
-            what = f"the repacking of {branch!r}"
-            raise fenced(root, start, what, "Nothing was changed; start it again")
-        check_compactor(root, start)
-
-    def _next(
-        self,
-        current: SnapshotView,
-        commit_id: bytes,
-        kept: Sequence[tuple[bytes, ChunkTable]],
-        zones: Upload | None,
-    ) -> NextVersion:
-        """A delta with these rows, on top of the head."""
-        context, keys, before = self.context, self.keys, current.snapshot
-        tables = {
-            node_id: Manifest.of([(node_id, part) for part in in_tables(table)])
-            for node_id, table in kept
-        }
-        delta, uploads, coordinates = encoded_delta(
-            context, keys, current, Delta(commit_id), tables
-        )
-        # As a run of two, so that it is not mistaken for the log of a commit that changed chunks.
-        first, last = before.sequence + 1, before.sequence + 2
-        entry = DeltaEntry.of(uploads[-1].ref, delta, last, coordinates, first=first)
-        # No array has more chunks or bytes than before.
-        entry = replace(entry, counts=(), zones=None if zones is None else zones.ref)
-        deltas = (*before.deltas, entry)
-        snapshot, log = rewritten(
-            context, keys, before, commit_id, REPACKED, deltas=deltas, sequence=last
-        )
-        uploads += [log, *([] if zones is None else [zones])]
-        return NextVersion(current, snapshot, uploads)
-
-    def _zones(
-        self, view: SnapshotView, moved: Sequence[_Moved]
-    ) -> Callable[[bytes], Sequence[ZoneTable]]:
-        """The entries of zone maps of the moved chunks of a node, with their new addresses."""
-        found = dict[bytes, list[ZoneTable]]()
-        root = self.context.roots.with_branch(self.context.roots.latest.root, self.branch)
-        tip = root.branches.get(self.branch)
-        index = None if tip is None else tip.index
-        known = KnownZones.of(self.context, view.snapshot.deltas, index)
-        for node_id, old, new in moved:
-            zones = known.counting(view.by_id[node_id], old)
-            if zones is not None:
-                moves = rows_at(new, zones.coords()) >= 0
-                chunks = pick(new, zones.coords()[moves])
-                again = zones_of_chunks(zones.meaning, chunks, zones.bounds.take(moves))
-                found[node_id] = [] if again is None else [again]
-        return lambda node_id: found.get(node_id, ())
-
 
 # --- copying, perhaps in other processes -------------------------------------------------------
 
 
 class _Step(Struct, frozen=True):
-    """Ranges to copy, their order in the new packs, and the keys of these."""
+    """Ranges to copy, and the keys of the new packs."""
 
     ranges: tuple[Range, ...]
-    order: Mapping[int, int]
     keys: tuple[str, ...]
     pack_bytes: int
 
@@ -394,7 +299,7 @@ def _copy_step(storage: Storage, runtime: Runtime, step: _Step) -> _Copied:
     read: list[_Read] = runtime.parallel([partial(_read, storage, part) for part in parts])
     data = {one.at: chunk for found, _ in read for one, chunk in found}
     damaged = [one for _, lost in read for one in lost]
-    whole = sorted((r for r in step.ranges if r.at in data), key=lambda r: step.order[r.at])
+    whole = sorted((r for r in step.ranges if r.at in data), key=lambda r: r.at)
     calls: list[Callable[[], None]] = []
     placed: list[tuple[int, int, int]] = []
     packs = [*by_bytes(whole, step.pack_bytes)]
@@ -427,21 +332,6 @@ def _read(storage: Storage, ranges: Sequence[Range]) -> _Read:
             else:
                 found.append((one, chunk))
     return found, damaged
-
-
-def _unchanged(current: SnapshotView, moved: Sequence[_Moved]) -> list[tuple[bytes, ChunkTable]]:
-    """The new rows of those chunks that are still exactly where they were in this snapshot."""
-    alive, kept = set(_node_ids(current)), []
-    for node_id, old, new in moved:
-        coords = old.coords()
-        now = current.chunks_at(node_id, coords) if node_id in alive else None
-        if now is None:
-            continue
-        other = difference(now, old)
-        rest = new if other is None else without(new, other.coords())
-        if len(rest):
-            kept.append((node_id, rest))
-    return kept
 
 
 # --- manifest layout ------------------------------------------------------------------------------

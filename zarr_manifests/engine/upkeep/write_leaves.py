@@ -57,7 +57,7 @@ from zarr_manifests.format.records import BlobRef, with_copies
 from zarr_manifests.format.zone_maps import ZonePages, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning import packing
-from zarr_manifests.planning.garbage import coordinate_ids, overlap_refs, parts
+from zarr_manifests.planning.garbage import PackMoves, coordinate_ids, overlap_refs, parts
 from zarr_manifests.planning.leaves import (
     BaseIndex,
     Layout,
@@ -69,8 +69,10 @@ from zarr_manifests.planning.leaves import (
     layout_of,
     part_order,
 )
+from zarr_manifests.planning.meaning import zones_of_chunks
 from zarr_manifests.planning.merge import (
     bare,
+    pick,
     select,
     split,
     take,
@@ -270,9 +272,10 @@ class LeavesHere:
         keys: SessionKeys,
         zones: KnownZones,
         tell: Callable[[int], None] = lambda _: None,
+        moves: PackMoves | None = None,
     ) -> None:
         self._context, self._heap, self._keys = context, heap, keys
-        self._zones, self._tell = zones, tell
+        self._zones, self._tell, self._moves = zones, tell, moves
 
     def write(self, planned: Sequence[PlannedManifest]) -> Written:
         """Write the manifests."""
@@ -314,8 +317,13 @@ class LeavesHere:
         assert table is not None
         assert len(table) == leaf.count  # as `_cut` counted them
         table = take(table, np.arange(len(table)), leaf.box)
-        part, data = Manifest.of([(leaf.node_id, table)]).parts[0]
         zones = self._zones.counting(self._heap.view.by_id[leaf.node_id], table)
+        if self._moves:
+            table = self._moves.moved(table)
+            if zones is not None:
+                chunks = pick(table, zones.coords())
+                zones = zones_of_chunks(zones.meaning, chunks, zones.bounds)
+        part, data = Manifest.of([(leaf.node_id, table)]).parts[0]
         return _Leaf(part, data, int(table.length.sum()), zones)
 
     def _upload(
