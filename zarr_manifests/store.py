@@ -291,7 +291,7 @@ class ManifestStore(Store):
         """Write the value at the key."""
         self._check_writable()
         if self._supports_sync_io:
-            self._writes.set(key, self._value(value), in_loop=True)
+            self._writes.set(key, self._value(value))
         else:
             await self._writes.set_async(key, _bytes(value))
 

@@ -157,9 +157,8 @@ class BulkCodecPipeline(FusedCodecPipeline):
             decoder = self._decoder_for(batch)
             if decoder.shards is None and transform is not None and workspace is not None:
                 few = len(items) <= _MOST_FEW and batch.chunk_bytes <= _MOST_FEW_BYTES
-                in_loop = few and workspace.contents.inline and not is_here()
-                call = partial(write_batch, workspace, batch, decoder, transform, in_loop=in_loop)
-                if in_loop or is_here():
+                call = partial(write_batch, workspace, batch, decoder, transform)
+                if (few and workspace.contents.inline) or is_here():
                     call()
                 else:
                     await asyncio.to_thread(call)

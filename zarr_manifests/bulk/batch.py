@@ -400,13 +400,8 @@ def write_batch(
     batch: Batch,
     decoder: BulkDecoder,
     transform: ChunkTransform,
-    *,
-    in_loop: bool,
 ) -> None:
-    """Write all chunks of the request.
-
-    `in_loop` says that the caller is an event loop, which must not block on an upload.
-    """
+    """Write all chunks of the request."""
     found = _known(array_keys(workspace.contents, batch.keys))
     if len(set(batch.keys)) < len(batch.keys):
         raise InDoubtError
@@ -430,7 +425,7 @@ def write_batch(
         if packed and 2 * len(part) * nbytes >= config.pack_bytes:
             parts.put_pack(part)
         else:
-            parts.put(part, in_loop=in_loop)
+            parts.put(part)
 
     starts = range(0, total, size)
     inline = workspace.contents.inline
@@ -457,7 +452,7 @@ class _PartWriter:
         self._transform, self._at, self._corner = transform, at, corner
         self._step = max(_STEP_BYTES // batch.chunk_bytes, 1)
 
-    def put(self, part: range, *, in_loop: bool) -> None:
+    def put(self, part: range) -> None:
         """Write these chunks."""
         batch, encoded = self._batch, list[bytes | memoryview | None]()
         for rows in self._steps(part):
@@ -466,7 +461,7 @@ class _PartWriter:
                 values = np.empty((len(rows), *batch.spec.shape), batch.cells.dtype)
                 self._fill(rows, values)
             encoded += self._encoded(values)
-        self._workspace.set_chunks(*self._keys(part), encoded, in_loop=in_loop)
+        self._workspace.set_chunks(*self._keys(part), encoded)
 
     def put_pack(self, part: range) -> None:
         """Write chunks that are not compressed as one object."""

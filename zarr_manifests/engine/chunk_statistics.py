@@ -1,7 +1,7 @@
 """What is known of an array's chunks without reading them: bounds of their values, and their map.
 
 Who has a chunk's values when it is written says what its bounds are; where the chunk lies is looked
-up in the session's changes. Staged chunks do not lie anywhere yet: `Packs` keeps their bounds until
+up in the session's changes. Staged chunks do not lie anywhere yet: they keep their bounds until
 they do. To find statistics, the entries of zone maps are matched with the chunks that the session
 has now, by their addresses. Invariants:
 
@@ -226,14 +226,14 @@ def record_zones(
         return
     with workspace.lock:
         node_id = workspace.contents.array_at(path).node_id
-        changes, packs = workspace.contents.changes, workspace.edits.packs
+        changes = workspace.contents.changes
         single = changes.chunks.get(node_id, {})
         found: dict[Coords, StoredRef] = {}
         rows: list[int] = []
         for row, coords in enumerate(map(tuple, box.unravel(index).tolist())):
             ref = _ref(changes, node_id, single, coords)
             if isinstance(ref, StagedRef):
-                packs.note_bounds(ref, meaning, bounds, row)
+                ref.at.measured = meaning, bounds, row
             elif ref is not None and not isinstance(ref, Unset):
                 found[coords] = ref
                 rows.append(row)

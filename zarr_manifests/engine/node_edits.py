@@ -146,7 +146,9 @@ class NodeEdits:
         """Put the refs into the change set; only this adds single refs to it."""
         refs = self.contents.changes.chunks.setdefault(node.node_id, {})
         before = len(refs)
-        self.packs.stage(node.node_id, added)  # first: packs forget what an interrupt leaves out
+        for coords, ref in added.items():
+            if isinstance(ref, StagedRef):  # first: packs forget what an interrupt leaves out
+                self.packs.stage(node.node_id, coords, ref)
         refs.update(added)
         if before // self._most_single < len(refs) // self._most_single:
             self._gather(node.node_id)

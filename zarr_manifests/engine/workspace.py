@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from concurrent.futures import wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, cast
 
@@ -24,9 +23,9 @@ from zarr_manifests.engine.chunks import sync_parts
 from zarr_manifests.engine.metadata import SessionKeys, create_own
 from zarr_manifests.engine.node_edits import NodeEdits, change_reported, refuse_in_copy
 from zarr_manifests.engine.overlay import OPAQUE, SessionView, check_key, node_path
-from zarr_manifests.engine.packs import Pack, PackWrites, StagedRef, native_ref, native_rows
+from zarr_manifests.engine.packs import Pack, StagedRef, native_ref, native_rows
 from zarr_manifests.engine.view import Context, SnapshotView
-from zarr_manifests.errors import InvalidArgumentError, SessionClosedError, StorageError
+from zarr_manifests.errors import InvalidArgumentError, SessionClosedError
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Column, InlineRef, NativeRef
 from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.grid import Box, Coords
@@ -41,6 +40,8 @@ UNKNOWN: Final = "whether its last commit took effect is not known"
 
 INTERRUPTED: Final = "a write was interrupted and may be incomplete; write again in a new session"
 """Why a workspace is closed in which an interrupt, such as Ctrl-C, came into a write."""
+
+type _Object = tuple[str, bytes | memoryview]
 
 type TipCheck = Callable[[SnapshotView], None]
 """Checks a tip that has moved; raises `ConflictError` if the changes must not go on top of it."""
@@ -98,7 +99,6 @@ class Workspace:
         self.most_packed = max(self._inline_chunk_bytes, context.config.pack_chunk_bytes)
         self.origin = origin
         self.closed: str | None = None
-        self._writes = PackWrites(self.storage, self.runtime)
         self.token: str | None = None
         self.contents = SessionView(context, view, keys)
         self.edits = NodeEdits(self.contents)
@@ -141,7 +141,6 @@ class Workspace:
     def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
         """Replace the snapshot and the changes; new objects keep using the session's keys."""
         self.contents.rebase(view, changes)
-        self.edits.packs.relocate(changes)
 
     @property
     def copied(self) -> bool:
@@ -153,42 +152,25 @@ class Workspace:
         """Whether a copy made by pickling now is the first that needs to be merged."""
         return self.origin is None and self.token is None and not self.pickled
 
-    def set(self, key: str, data: bytes | memoryview, *, in_loop: bool = False) -> None:
-        """Write `data` at the key; a memoryview must be larger than `most_packed`.
+    def set(self, key: str, data: bytes | memoryview) -> None:
+        """Write `data` at the key; a memoryview must be larger than `most_packed`."""
+        for name, content in self._objects_of(key, data):
+            self._create(name, content)
 
-        `in_loop` says that the caller is an event loop, which must not block on an upload.
-        """
-        self._before_change(check_inside(key))
-        path = document_path(key)
+    async def set_async(self, key: str, data: bytes) -> None:
+        """Like `set`, for an event loop: only uploads are awaited."""
         if self.reports:
-            change_reported(self, key, path, data)
+            await asyncio.to_thread(self.set, key, data)
             return
-        if path is not None and self.edits.set_document(path, key, data):
-            return
-        while True:
-            ref = self._place(data)
-            if isinstance(ref, NativeRef):
-                self.runtime.checkpoint("chunks.create")
-                create_own(self.storage, ref.key, data, durable=False)
-            elif isinstance(ref, StagedRef):
-                if self._writes.some_ended:
-                    self._take_back()
-                with self.lock:  # taken once for most chunks, since writers wait for it
-                    pack = self.edits.packs.full(self.contents.changes, len(data))
-                    if pack is None and self._record(key, path, ref, data):
-                        return
-                if pack is not None:
-                    self._write_full(pack, in_loop)
-            if self._record(key, path, ref, data):
-                return
+        for name, content in self._objects_of(key, data):
+            if not await self.storage.create_async(name, bytes(content), durable=False):
+                await asyncio.to_thread(self._create, name, content)
 
     def set_chunks(
         self,
         keys: Sequence[str],
         at: ArrayKeys,
         chunks: Sequence[bytes | memoryview | None],
-        *,
-        in_loop: bool = False,
     ) -> None:
         """Write chunks of an array at the keys, or delete those that are None; all or none.
 
@@ -211,27 +193,8 @@ class Workspace:
                 [keys[i] for i in order], at.part(order), b"".join(packed), checksums, lengths
             )
             return
-        while True:
-            refs = [None if data is None else self._place(data) for data in chunks]
-            staged = 0
-            for data, ref in zip(chunks, refs, strict=True):
-                if isinstance(ref, NativeRef) and data is not None:
-                    self.runtime.checkpoint("chunks.create")
-                    create_own(self.storage, ref.key, data, durable=False)
-                elif isinstance(ref, StagedRef):
-                    staged += ref.length
-            if self._writes.some_ended:
-                self._take_back()
-            pack = None
-            if staged:
-                with self.lock:
-                    pack = self.edits.packs.full(self.contents.changes, staged)
-            if pack is not None:
-                self._write_full(pack, in_loop)
-            with self.lock:
-                self.check_open()  # again, now that the chunks are stored
-                if self.contents.guarded(partial(self._note_all, keys, at, refs)):
-                    return
+        for name, content in self._objects(keys, at, chunks):
+            self._create(name, content)
 
     def set_pack(
         self,
@@ -276,49 +239,80 @@ class Workspace:
         if self.closed is not None:
             raise SessionClosedError(f"the session is closed: {self.closed}")
 
-    def _note_all(
-        self, keys: Sequence[str], at: ArrayKeys, refs: Sequence[ChunkRef | None]
-    ) -> bool:
-        """Record stored chunks; False if a commit came in between, as in `_record`."""
-        native = [ref for ref in refs if isinstance(ref, NativeRef)]
-        if any(ref.source != self.keys.session_id for ref in native):
-            return False
-        self.contents.changes.unsynced += [ref.key for ref in native]
-        if at.stamp is self.contents.stamp:
-            coords = map(tuple, at.coords.tolist())
-            self.edits.put_all(at.node, dict(zip(coords, refs, strict=True)))
-            return True
-        for key, ref in zip(keys, refs, strict=True):
-            if ref is None:
-                self.delete(key)
-            else:
-                self.edits.put(key, ref)
-        return True
+    def _create(self, name: str, content: bytes | memoryview) -> None:
+        self.runtime.checkpoint("chunks.create")
+        create_own(self.storage, name, content, durable=False)
 
-    async def set_async(self, key: str, data: bytes) -> None:
-        """Like `set`, for an event loop: only the chunk's upload is awaited."""
+    def _objects_of(self, key: str, data: bytes | memoryview) -> Iterable[_Object]:
+        """Set the value at a key, as `_objects` does."""
         self._before_change(check_inside(key))
         path = document_path(key)
         if self.reports:
-            await asyncio.to_thread(change_reported, self, key, path, data)
-            return
-        if path is not None and self.edits.set_document(path, key, data):
-            return
-        while True:
-            ref = self._place(data)
-            if isinstance(ref, NativeRef):
-                if not await self.storage.create_async(ref.key, data, durable=False):
-                    await asyncio.to_thread(create_own, self.storage, ref.key, data, durable=False)
-            elif isinstance(ref, StagedRef):
+            change_reported(self, key, path, data)
+        elif path is None or not self.edits.set_document(path, key, data):
+            return self._objects((key,), None, (data,))
+        return ()
+
+    def _objects(
+        self, keys: Sequence[str], at: ArrayKeys | None, chunks: Sequence[bytes | memoryview | None]
+    ) -> Iterator[_Object]:
+        """Yield the objects to write, and record the chunks once they are written or staged.
+
+        A full pack is written without the lock, so that other threads go on in the meantime. If a
+        commit comes in between, the chunks are stored again: it gives the session a new id, and the
+        next commit takes only objects under that id. A staged chunk has no key yet.
+        """
+        done = False
+        while not done:
+            refs, staged = [], 0
+            for data in chunks:
+                ref = None if data is None else self._place(data)
+                refs.append(ref)
+                if isinstance(ref, StagedRef):
+                    staged += len(ref.data)
+                elif isinstance(ref, NativeRef) and data is not None:
+                    yield ref.key, data
+            pack = None
+            with self.lock:  # taken once for most chunks, since writers wait for it
+                if staged:
+                    pack = self.edits.packs.full(self.contents.changes, staged)
+                if pack is None:
+                    done = self._recorded(keys, at, chunks, refs)
+            if pack is not None:
+                try:
+                    yield pack.key, pack.data()
+                    pack.written = True
+                finally:
+                    self._settle(pack)
                 with self.lock:
-                    pack = self.edits.packs.full(self.contents.changes, ref.length)
-                if pack is not None:
-                    try:
-                        await pack.write_async(self.storage)
-                    finally:
-                        self._settle(pack)
-            if self._record(key, path, ref, data):
-                return
+                    done = self._recorded(keys, at, chunks, refs)
+
+    def _recorded(
+        self,
+        keys: Sequence[str],
+        at: ArrayKeys | None,
+        chunks: Sequence[bytes | memoryview | None],
+        refs: Sequence[ChunkRef | None],
+    ) -> bool:
+        """Record stored chunks; False if they have to be stored again."""
+        self.check_open()  # again, now that the chunks are stored
+        written = [ref for ref in refs if isinstance(ref, NativeRef)]
+        if written and any(ref.source != self.keys.session_id for ref in written):
+            return False
+        self.contents.changes.unsynced += [ref.key for ref in written]
+        if at is not None and at.stamp is self.contents.stamp:
+            found = dict(zip(map(tuple, at.coords.tolist()), refs, strict=True))
+            self.contents.guarded(partial(self.edits.put_all, at.node, found))
+            return True
+        for key, data, ref in zip(keys, chunks, refs, strict=True):
+            if ref is None or data is None:
+                self.delete(key)
+                continue
+            path = document_path(key)
+            # A `.zattrs` may have become a document since, if its array was created meanwhile.
+            if path is None or not self.edits.set_document(path, key, data):
+                self.edits.put(key, ref)
+        return True
 
     def _before_change(self, key: str) -> None:
         """Refuse an invalid key; mark the first change of a copy that was not made with `fork`.
@@ -348,53 +342,9 @@ class Workspace:
         """Whether it is a copy that reports its changes to its session."""
         return self.token is not None and self._unasked
 
-    def _write_full(self, pack: Pack, in_loop: bool) -> None:
-        """Write a pack; for an event loop in the background, if that is faster.
-
-        Writer threads run in parallel, and the others continue while one writes a pack. For them a
-        background thread would only add contention for the GIL.
-        """
-        self.runtime.checkpoint("chunks.create")
-        if in_loop and self._writes.pays and self._has_begun(pack):
-            return
-        try:
-            pack.write(self.storage, durable=False)
-        finally:
-            self._settle(pack)
-
-    def _has_begun(self, pack: Pack) -> bool:
-        """Whether a background thread has taken the pack; False if no thread can be started."""
-        try:
-            with self.lock:
-                due = self._writes.begin(pack)
-        except RuntimeError:
-            return False
-        if due is not None:
-            wait([due])
-        self._take_back()
-        return True
-
-    def _take_back(self, *, all_of_them: bool = False) -> None:
-        """Settle packs that were written in the background.
-
-        Raises
-        ------
-        StorageError
-            If a write failed; the pack's chunks are staged again and go into another
-            pack.
-        """
-        with self.lock:
-            taken = self._writes.take(all_of_them=all_of_them)
-            ended = [(*each, self.edits.packs.has_some_of(each[0])) for each in taken]
-            self._settle(*(pack for pack, _, _ in ended))
-        for _, done, wanted in ended:
-            if wanted:
-                done.result()
-
     def _settle(self, *packs: Pack) -> None:
         with self.lock:
-            for pack in packs:
-                self.edits.packs.settle(pack, self.contents.changes)
+            self.edits.packs.settle(packs, self.contents.changes)
 
     @contextmanager
     def packed(self) -> Iterator[tuple[ChangeSet, Sequence[Pack]]]:
@@ -404,12 +354,12 @@ class Workspace:
         The lock is held for the whole block.
         """
         with self.lock:
-            # Chunks of failed background writes are staged again, and written now.
-            with suppress(StorageError):
-                self._take_back(all_of_them=True)
-            packs = self.edits.packs.all(self.contents.changes)
+            changes = self.contents.changes.copy()
+            packs = self.edits.packs.all(changes)
+            for pack in packs:
+                pack.settle(changes)
             try:
-                yield self.edits.packs.settled(packs, self.contents.changes), packs
+                yield changes, packs
             finally:
                 self._settle(*packs)
 
@@ -436,23 +386,6 @@ class Workspace:
         if len(data) <= self.most_packed:
             return StagedRef.of(bytes(data))
         return native_ref(self.edits.new_chunk_key(), data)
-
-    def _record(self, key: str, path: str | None, ref: ChunkRef, data: bytes | memoryview) -> bool:
-        """Record a stored chunk; False if a commit came in between and it must be stored again.
-
-        A commit gives the session a new id, and the next commit takes only objects under that id. A
-        staged chunk has no key yet. A `.zattrs` may have become a document since, if its array was
-        created meanwhile.
-        """
-        with self.lock:
-            if path is not None and self.edits.set_document(path, key, data):
-                return True
-            if isinstance(ref, NativeRef):
-                if ref.source != self.keys.session_id:
-                    return False
-                self.contents.changes.unsynced.append(ref.key)
-            self.edits.put(key, ref)
-            return True
 
     def delete(self, key: str) -> None:
         """Remove what is at the key, if anything."""

@@ -62,14 +62,14 @@ FAULTS = [
     Fault(
         "pack-that-was-not-written-referred-to",
         "engine/packs.py",
-        "if not pack.written:",
-        "if pack.written is None:",
+        "if pack.written and pack.settle(changes)",
+        "if pack.settle(changes)",
     ),
     Fault(
         "overwritten-chunk-comes-back-with-its-pack",
         "engine/packs.py",
-        "if id(ref) in self._places and self._is_live(ref, changes):",
-        "if id(ref) in self._places:",
+        "            if ref.is_live(changes):",
+        "            if ref.at.node_id in changes.chunks:",
     ),
     Fault(
         "reads-of-documents-not-noted",
