@@ -41,16 +41,6 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.keys import join
-from zarr_manifests.planning.appends import (
-    FileFacts,
-    FileLayout,
-    FileRows,
-    blocks,
-    difference,
-    place,
-    runs,
-    write_groups,
-)
 from zarr_manifests.planning.scan import default_chunks
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import IngestedFile, IngestReport, Problem
@@ -61,6 +51,16 @@ from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.texts import count_text, listed
 from zarr_manifests.versions import HEADS
+from zarr_manifests.xarray.appended_rows import (
+    FileFacts,
+    FileLayout,
+    FileRows,
+    blocks,
+    difference,
+    place,
+    runs,
+    write_groups,
+)
 from zarr_manifests.xarray.array_target import ArrayTarget
 from zarr_manifests.xarray.backend import bundle
 from zarr_manifests.xarray.fit import MisfitError, fit_of, units_of_first

@@ -4,7 +4,7 @@
 `DataArray` is a dataset of one variable, under the names that `DataArray.to_zarr` gives it, so that
 `xarray.open_dataarray` returns the same array. A `DataTree` has a dataset for each node.
 
-An append with an index coordinate is planned by its labels (`planning.appends`), and cut
+An append with an index coordinate is planned by its labels (`xarray.appended_rows`), and cut
 into the rows that replace others, and those that go behind them.
 """
 
@@ -25,8 +25,8 @@ from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import is_inside
-from zarr_manifests.planning.appends import AppendPlan, OnExisting
 from zarr_manifests.texts import listed
+from zarr_manifests.xarray.appended_rows import AppendPlan, OnExisting
 
 type Given = xr.Dataset | xr.DataArray | xr.DataTree
 type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]

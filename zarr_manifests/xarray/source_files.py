@@ -26,10 +26,10 @@ from xarray.conventions import decode_cf_variable, encode_cf_variable
 
 from zarr_manifests.decoding import meaning_of_bounds
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.appends import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.reports import Problem
 from zarr_manifests.runtime import quiet
 from zarr_manifests.virtual.containers import WEB, location_of
+from zarr_manifests.xarray.appended_rows import FileFacts, FileLayout, VariableFacts
 from zarr_manifests.xarray.fit import DECODED_BY, is_time
 
 _AXIS_BYTES: Final = 32

@@ -56,10 +56,10 @@ from zarr_manifests.keys import (
     join,
     split,
 )
-from zarr_manifests.planning.appends import AppendPlan, plan_append
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed
+from zarr_manifests.xarray.appended_rows import AppendPlan, plan_append
 from zarr_manifests.xarray.fit import PACKED_BY, told
 from zarr_manifests.xarray.parts import DatasetPart, is_virtual
 

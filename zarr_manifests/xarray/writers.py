@@ -39,7 +39,6 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.root import ROOT_KEY
 from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
-from zarr_manifests.planning.appends import AppendPlan, OnExisting
 from zarr_manifests.planning.conflict import Txn, txn_of
 from zarr_manifests.repositories import Location, target_of, write_into
 from zarr_manifests.repository import Repository
@@ -47,6 +46,7 @@ from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.texts import listed
+from zarr_manifests.xarray.appended_rows import AppendPlan, OnExisting
 from zarr_manifests.xarray.array_target import DatasetWriter
 from zarr_manifests.xarray.fit import Fit, explained, is_time, of_first_label
 from zarr_manifests.xarray.parts import (

@@ -67,7 +67,7 @@ FAULTS = [
     ),
     Fault(
         "replaced-rows-go-to-other-labels",
-        "planning/appends.py",
+        "xarray/appended_rows.py",
         "rows, at = rows[np.argsort(at)], np.sort(at)",
         "at = np.sort(at)",
     ),

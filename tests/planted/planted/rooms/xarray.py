@@ -83,13 +83,13 @@ FAULTS = [
     # labels
     Fault(
         "labels-that-exist-are-appended-again",
-        "planning/appends.py",
+        "xarray/appended_rows.py",
         'if known.any() and on_existing == "error":',
         "if False:",
     ),
     Fault(
         "one-of-two-equal-labels-is-replaced",
-        "planning/appends.py",
+        "xarray/appended_rows.py",
         "    if several.any():\n",
         "    if False:\n",
     ),
@@ -132,7 +132,7 @@ FAULTS = [
     ),
     Fault(
         "a-changed-file-with-more-rows-overwrites-the-next-file",
-        "planning/appends.py",
+        "xarray/appended_rows.py",
         "elif rows != file.rows:",
         "elif False:",
     ),

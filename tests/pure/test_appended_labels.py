@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.planning.appends import AppendPlan, Run, plan_append
+from zarr_manifests.xarray.appended_rows import AppendPlan, Run, plan_append
 
 
 def plan(there: list[int], given: list[int], on_existing: Any) -> AppendPlan:

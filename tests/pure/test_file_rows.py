@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_manifests.planning.appends import (
+from zarr_manifests.xarray.appended_rows import (
     FileFacts,
     FileLayout,
     FileRows,
