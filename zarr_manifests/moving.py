@@ -489,8 +489,7 @@ class _IcechunkHistory:
         versions += [TAGS + name for name in self._refs.tags()]
         for version in versions:
             rewritten: list[str] = []
-            for entries, at in self._refs.history(version, None):
-                info = entries.entry(at)
+            for info in self._refs.history(version, None):
                 snapshot_id, name = info.snapshot_id, info.metadata.get(_NAME)
                 by = info.metadata.get(_BY)
                 seen = snapshot_id in self._names

@@ -10,7 +10,6 @@ imports no Zarr.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
@@ -415,7 +414,7 @@ class Repository:
         from zarr_manifests.reports import Ancestry, SnapshotInfo  # rarely needed, and many classes
 
         found = self._refs.history(version, limit)
-        snapshots = itertools.starmap(SnapshotInfo.of, found)
+        snapshots = map(SnapshotInfo.of, found)
         return Ancestry(snapshots, partial(graph_of, self), version or DEFAULT_BRANCH, limit)
 
     def diff(

@@ -132,7 +132,7 @@ def restore(repository: Repository, branches: list[str], at: int) -> None:
         branches[:] = ["main", *sorted({*repository.list_branches()} - {"main"})]
 
 
-def test_pages_go_with_the_newest_snapshot_that_they_cover() -> None:
+def test_a_compaction_drops_pages_of_what_has_expired() -> None:
     storage = MemoryStorage()
     with short_pages():
         repository = zm.create(storage, QUIET, runtime=in_order())
@@ -140,10 +140,15 @@ def test_pages_go_with_the_newest_snapshot_that_they_cover() -> None:
             commit(repository, str(i))
             if i % 7 == 6:
                 repository.expire_snapshots(keep_last=8)
+                repository.compact("main")
                 repository.garbage_collect(NOW)
                 check(storage)
     keys = {info.key for info in storage.list("history/")}
-    assert len(keys) <= 12
+    assert len(keys) <= 16
+    for _ in range(2):
+        repository.expire_snapshots(keep_last=1)
+        commit(repository, "more")
+        repository.compact("main", mode="full")
     repository.expire_snapshots(keep_last=1)
     repository.garbage_collect(NOW)
     assert [*storage.list("history/")] == []

@@ -33,8 +33,8 @@ from zarr_manifests.format.snapshot import (
     DeltaEntry,
     DigestEntry,
     History,
-    HistoryEntries,
     HistoryPage,
+    HistoryPageRef,
     Snapshot,
 )
 from zarr_manifests.grid import Box
@@ -330,12 +330,15 @@ class Line:
         """Add to the history; every third entry and every second page go to a page."""
         pages, recent = self.history.pages, (*self.history.recent, entry)
         if len(recent) > 3:
-            page = HistoryPage(HistoryEntries.unpack(recent[:3]))
-            pages, recent = (*pages, page.at(self.put("history", page.encode()))), recent[3:]
+            pages, recent = (*pages, self.page(History(recent=recent[:3]))), recent[3:]
         if len(pages) > 1 and pages[-2].level == pages[-1].level:
-            above = HistoryPage(pages=pages[-2:])
-            pages = (*pages[:-2], above.at(self.put("history", above.encode())))
+            pages = (*pages[:-2], self.page(History(pages[-2:])))
         self.history = History(pages, recent)
+
+    def page(self, history: History) -> HistoryPageRef:
+        """A page with that; its time is later than that of the newest snapshot in it."""
+        blob = self.put("history", HistoryPage(history).encode())
+        return HistoryPageRef(blob, AT_MS + self.numbers, history.count, history.level)
 
     def swap(self, branch: Branch, operation: str, commit_id: bytes) -> None:
         self.version += 1

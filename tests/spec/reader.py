@@ -463,64 +463,33 @@ class Reader:
             return []
         told, due = [], snapshot["parent"]
         history = snapshot.get("history") or {}
-        left = self.covered(history)
-        if floor is not None:
-            left -= self.covered(self.snapshot(floor).get("history") or {})
         pages = [*reversed(history.get("pages", []))]
-        levels = [level for _, _, _, level in pages]
+        levels = [level for *_, level in pages]
         demand(levels == sorted(levels), "order of the pages of history")
-        entries = [self.entry(packed) for packed in history.get("recent", [])]
         while True:
-            for entry in reversed(entries[-left:] if left > 0 else []):
-                left -= 1
+            for entry in map(self.entry, reversed(history.get("recent", []))):
                 demand(entry["snapshot"] == [self.id_of(due), due["n"], due["c"]], "an entry")
                 told.append(entry)
+                if entry["snapshot"][0] == floor:
+                    return told
                 due = entry["parent"] and self.pointer(entry["parent"])
-            if not pages or left <= 0:
+            if not pages:
                 return told
-            page = self.history_page(*pages.pop(0))
-            pages[:0] = reversed(page.get("pages", []))
-            entries = self.entries(page)
+            history = self.history_page(*pages.pop(0))
+            pages[:0] = reversed(history.get("pages", []))
 
     def history_page(
-        self, blob: dict[str, Any], newest: dict[str, Any], count: int, level: int
+        self, blob: dict[str, Any], newest_ms: int, count: int, level: int
     ) -> dict[str, Any]:
-        page = self.follow(blob, HISTORY)
-        entries, pages = self.entries(page), page.get("pages", [])
-        demand(bool(entries) != bool(pages) and level <= 16, "a page of history")
-        demand(self.covered({"recent": entries, "pages": pages}) == count, "number in a page")
-        demand({one[3] for one in pages} == ({level - 1} if level else set()), "level of pages")
-        last = pages[-1][1] if pages else self.pointer(entries[-1]["snapshot"])
-        demand(last == newest, "newest snapshot of a page")
-        return page
+        history = self.follow(blob, HISTORY)["history"]
+        pages = history.get("pages", [])
+        demand(self.covered(history) == count > 0 and 0 <= newest_ms, "number in a page")
+        due = max([one[3] + 1 for one in pages], default=0)
+        demand(due == level <= 16, "level of pages")
+        return history
 
     def covered(self, history: dict[str, Any]) -> int:
         return len(history.get("recent", [])) + sum(one[2] for one in history.get("pages", []))
-
-    def entries(self, page: dict[str, Any]) -> list[dict[str, Any]]:
-        """The entries of a page of history, which has them by column."""
-        columns = page.get("entries")
-        if columns is None:
-            return []
-        named = zip(columns["ids"], columns["lengths"], columns["crcs"], strict=True)
-        snapshots = [list(one) for one in named]
-        parents = [columns["parent"], *snapshots[:-1]]
-        plain = [columns[name] for name in ("at_ms", "kinds", "messages", "metadata")]
-        numbers = [[*columns[name].values()] for name in ("totals", "sums")]
-        lengths = {len(column) for column in [*plain, *numbers[0], *numbers[1]]}
-        commits = columns["commits"]
-        demand(lengths == {len(snapshots)} != {0}, "length of a column")
-        demand(len(commits) == 16 * len(snapshots), "length of the column of commits")
-        found = []
-        for at, snapshot in enumerate(snapshots):
-            at_ms, kind, message, metadata = (column[at] for column in plain)
-            one = {"snapshot": snapshot, "parent": parents[at], "at_ms": at_ms, "kind": kind}
-            one |= {"message": message, "metadata": metadata, "commit": commits[16 * at :][:16]}
-            for name in ("totals", "sums"):
-                told = {key: column[at] for key, column in columns[name].items()}
-                one[name] = {key: value for key, value in told.items() if value is not None}
-            found.append(timed(one))
-        return found
 
     def entry(self, packed: bytes) -> dict[str, Any]:
         names = (

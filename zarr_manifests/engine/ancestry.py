@@ -16,8 +16,6 @@ Invariants:
   snapshot that is due. A page that is missing, damaged or of another history ends the listing with
   a warning. Its reader then goes on at the snapshot that was due, which has entries of its own.
   `verify` reports the page.
-- A page is not opened if all its snapshots are older than the floor: a collection may have deleted
-  it.
 - What is fetched in advance is only a hint. A fetched snapshot is used only if a child's pointer
   matches it, with length and checksum. A wrong or unreadable one costs a request and is no error.
 
@@ -38,15 +36,14 @@ and the new root decides.
 
 What is *reachable* is everything that a snapshot, an index or a page refers to, directly or not.
 All references are followed without interpretation: the whole read list, each commit's own delta,
-digests, the base and its pages, all manifests, and every chunk object that a row refers to. Only a
-page of history is needed no more once the newest snapshot that it covers has expired. Objects are
-loaded many at once, each once.
+digests, the base and its pages, pages of history, all manifests, and every chunk object that a row
+refers to. Objects are loaded many at once, each once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
@@ -74,12 +71,13 @@ from zarr_manifests.format.root import Lease, LogEntry, Root
 from zarr_manifests.format.snapshot import (
     Ancestor,
     History,
-    HistoryEntries,
+    HistoryEntry,
     HistoryPage,
     HistoryPageRef,
     MarksPage,
     Snapshot,
     SnapshotPointer,
+    unpacked_entries,
 )
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import session_start, snapshot_id_of, snapshot_key
@@ -118,24 +116,31 @@ def ages(
 
 def entries(
     context: ReadContext, start: BlobRef, floor: str | None = None, wanted: int = 1
-) -> Iterator[HistoryEntries]:
-    """What `ancestors` says about each snapshot, from the entries that others have of it.
+) -> Iterator[HistoryEntry]:
+    """What `ancestors` says about each snapshot, from the entries that others have of it."""
+    return chain.from_iterable(runs(context, start, floor, wanted))
 
-    The newest come first; those that come together are oldest first. `wanted` is how many the
-    caller is likely to take.
+
+def runs(
+    context: ReadContext, start: BlobRef, floor: str | None = None, wanted: int = 1
+) -> Iterator[Sequence[HistoryEntry]]:
+    """Like `entries`, those together that come from one object, newest first.
+
+    `wanted` is how many the caller is likely to take.
     """
     ref: BlobRef | None = start
     seen: set[str] = set()
     while ref is not None:
         snapshot = context.objects.load(ref, Snapshot)
-        older = ancestor_entries(context, snapshot, floor, wanted - len(seen) - 1)
-        for found in chain([HistoryEntries.of([snapshot.entry(ref)])], older):
-            count = len(seen) + len(found)
-            seen.update(found.ids)
+        older = ancestor_runs(context, snapshot, floor, wanted - len(seen) - 1)
+        for run in chain([[snapshot.entry(ref)]], older):
+            count = len(seen) + len(run)
+            seen.update(entry.snapshot_id for entry in run)
             if len(seen) != count:
-                raise _circular(found.pointer(0).ref)
-            yield found
-            ref = found.parent.ref if found.parent and found.ids[0] != floor else None
+                raise _circular(run[0].pointer.ref)
+            yield run
+            last = run[-1]
+            ref = last.parent.ref if last.parent and last.snapshot_id != floor else None
 
 
 def _circular(ref: BlobRef) -> CorruptObjectError:
@@ -294,62 +299,56 @@ def lease_name(lease: Lease) -> str:
 # --- what a snapshot says about its ancestors ----------------------------------------------------
 
 
-def ancestor_entries(
+def ancestor_runs(
     context: ReadContext, snapshot: Snapshot, floor: str | None = None, wanted: int = 1
-) -> Iterator[HistoryEntries]:
-    """Entries of the ancestors down to the snapshot with the id `floor`.
+) -> Iterator[Sequence[HistoryEntry]]:
+    """Entries of the ancestors down to the snapshot with the id `floor`, newest first.
 
-    The newest come first; those that come together are oldest first. They may end early. `wanted`
-    is how many the caller is likely to take: their pages are fetched together, before any others.
+    They may end early. `wanted` is how many the caller is likely to take: their pages are fetched
+    together, before any others.
     """
     if snapshot.parent is None or snapshot.snapshot_id == floor:
         return
     due: SnapshotPointer | None = SnapshotPointer.of(snapshot.parent)
     try:
-        for found in _entries(context, snapshot.history, floor, wanted):
-            if found.pointer(-1) != due:
-                raise CorruptObjectError(f"history: {found.pointer(-1)} in the place of {due}")
-            if floor in found.ids:
-                yield found.since(found.ids.index(floor))
+        for run in _runs(context, snapshot.history, wanted):
+            if run[0].pointer != due:
+                raise CorruptObjectError(f"history: {run[0].pointer} in the place of {due}")
+            ids = [entry.snapshot_id for entry in run]
+            if floor in ids:
+                yield run[: ids.index(floor) + 1]
                 return
-            yield found
-            due = found.parent
+            yield run
+            due = run[-1].parent
             if due is None:
                 return
     except CorruptObjectError as error:
         _LOG.warning("%s says wrong things: %s", snapshot.snapshot_id, error)
 
 
-def _entries(
-    context: ReadContext, history: History, floor: str | None, wanted: int
-) -> Iterator[HistoryEntries]:
-    """The entries that the snapshot carries, then those of each page."""
-    if history.recent:
-        yield HistoryEntries.unpack(history.recent)
-    wanted = max(wanted - len(history.recent), 1)
-    left = _above(context, history, floor) - len(history.recent)
+def _runs(context: ReadContext, history: History, wanted: int) -> Iterator[Sequence[HistoryEntry]]:
+    """The entries that the snapshot carries, then those of each page; newest first.
+
+    A round fetches what is wanted, and at least as many entries as there were before.
+    """
     due = [*reversed(history.pages)]
     loaded: dict[str, HistoryPage | None] = {}
-    while due and left > 0:
+    recent, seen = history.recent, 0
+    while True:
+        if recent:
+            seen += len(recent)
+            yield unpacked_entries(recent)[::-1]
+        if not due:
+            return
         if due[0].blob.key not in loaded:
-            count = min(left, wanted) if wanted > 0 else left
+            count = max(wanted - seen, seen, 1)
             refs = [r for r in _reaching(due[:_LOADED_AT_ONCE], count) if r.blob.key not in loaded]
             found = context.runtime.parallel([partial(_load, context, ref) for ref in refs])
             loaded |= {ref.blob.key: page for ref, page in zip(refs, found, strict=True)}
         page = loaded.pop(due.pop(0).blob.key)
         if page is None:
             return
-        due[:0] = reversed(page.pages)
-        if page.entries is not None:
-            yield page.entries
-            left -= len(page.entries)
-            wanted -= len(page.entries)
-
-
-def pages_above(context: ReadContext, history: History, floor: str | None) -> list[HistoryPageRef]:
-    """The pages that cover snapshots down to the floor, newest first; the others may be gone."""
-    count = _above(context, history, floor) - len(history.recent)
-    return [*_reaching(reversed(history.pages), count)]
+        due[:0], recent = reversed(page.history.pages), page.history.recent
 
 
 def _reaching(refs: Iterable[HistoryPageRef], count: int) -> Iterator[HistoryPageRef]:
@@ -359,19 +358,6 @@ def _reaching(refs: Iterable[HistoryPageRef], count: int) -> Iterator[HistoryPag
             return
         yield ref
         count -= ref.count
-
-
-def _above(context: ReadContext, history: History, floor: str | None) -> int:
-    """How many of the ancestors are in history: all but those that the floor itself covers.
-
-    0 if the floor cannot be read, which a walk finds out when it gets there.
-    """
-    if floor is None or not history.pages:
-        return history.count
-    try:
-        return history.count - snapshot_at(context, floor)[1].history.count
-    except (CorruptObjectError, ObjectNotFoundError):
-        return 0
 
 
 def _load(context: ReadContext, ref: HistoryPageRef) -> HistoryPage | None:
@@ -425,8 +411,8 @@ class SnapshotsAhead:
         due = [*islice(self._next, self._count)]
         if not due or due[0] != ref:
             snapshot = objects.load(ref, Snapshot)
-            told = ancestor_entries(self._context, snapshot, self._floor)
-            refs = (run.pointer(at).ref for run in told for at in reversed(range(len(run))))
+            told = ancestor_runs(self._context, snapshot, self._floor)
+            refs = (entry.pointer.ref for run in told for entry in run)
             self._next = (each for each in refs if not self._is_here(each))
             due = [*islice(self._next, self._count)]
         found = self._context.runtime.parallel(
@@ -561,10 +547,6 @@ class Link(Struct, frozen=True):
         if self.parts != tuple(p for p in held if nodes is None or p.node_id in nodes):
             raise CorruptObjectError(f"{self.ref.key} has other chunk tables than it should")
 
-    def is_within(self, snapshots: Container[str]) -> bool:
-        """Whether it is needed if these snapshots are in history, given their keys."""
-        return self.page is None or self.page.newest.key in snapshots
-
 
 def _manifests(refs: Iterable[ManifestRef], *, of_page: bool = False) -> Iterator[Link]:
     return (Link(ref.blob, Manifest, ref.parts, of_page) for ref in refs)
@@ -594,7 +576,7 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
                 yield Link(value.marks_page, MarksPage)
             yield from _pages(value.history.pages)
         case HistoryPage():
-            yield from _pages(value.pages)
+            yield from _pages(value.history.pages)
         case Base():
             paged = of_page or bool(value.leaf_pages)
             yield from _manifests(value.manifests, of_page=paged)
@@ -620,10 +602,9 @@ def follow(
     starts: Iterable[Link],
     load: Callable[[Link], Any],
     seen: set[str],
-    wanted: Callable[[Link], bool],
     stage: str = "",
 ) -> Iterator[tuple[Link, Any]]:
-    """All wanted objects that the links lead to, each once, with the result of `load`.
+    """All objects that the links lead to, each once, with the result of `load`.
 
     Keys in `seen` are skipped, and visited keys are added to it. If `load` returns None, references
     of that object are not followed. `progress` is told how many of the objects found so far were
@@ -634,7 +615,7 @@ def follow(
     done = 0
 
     def add(links: Iterable[Link]) -> None:
-        fresh = [link for link in links if link.ref.key not in seen and wanted(link)]
+        fresh = [link for link in links if link.ref.key not in seen]
         known.update(link.ref.key for link in fresh)
         due.extend(fresh)
 

@@ -24,14 +24,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.ancestry import pages_above
+from zarr_manifests.engine.ancestry import snapshot_at
 from zarr_manifests.engine.change_set import ChangeSet, Rows
 from zarr_manifests.engine.epochs import admitted
 from zarr_manifests.engine.metadata import SessionKeys, Upload
@@ -57,7 +59,6 @@ from zarr_manifests.format.snapshot import (
     CommitKind,
     DigestEntry,
     History,
-    HistoryEntries,
     HistoryPage,
     HistoryPageRef,
     MarksPage,
@@ -453,47 +454,54 @@ def _history(
     pages = parent.snapshot.history.pages if version.pages is None else version.pages
     recent = (*parent.snapshot.history.recent, parent.snapshot.entry(parent.ref).pack())
 
-    def written(page: HistoryPage) -> None:
-        nonlocal pages
-        uploads.append(_page(context, page, keys))
-        pages = (*pages, page.at(uploads[-1].ref))
-
     if are_a_page([len(entry) for entry in recent]):
-        written(HistoryPage(HistoryEntries.unpack(recent)))
+        due = History(recent=recent)
         recent = ()
-        while count := pages_to_roll([page.level for page in pages]):
-            page, pages = HistoryPage(pages=pages[-count:]), pages[:-count]
-            written(page)
+        while True:
+            page, upload = _page(context, due, parent.snapshot.written_ms, keys)
+            uploads.append(upload)
+            pages = (*pages, page)
+            count = pages_to_roll([page.level for page in pages])
+            if not count:
+                break
+            due, pages = History(pages[-count:]), pages[:-count]
     return History(pages, recent), uploads
 
 
-def _page(context: ReadContext, page: HistoryPage, keys: SessionKeys) -> Upload:
+def _page(
+    context: ReadContext, history: History, newest_ms: int, keys: SessionKeys
+) -> tuple[HistoryPageRef, Upload]:
+    """A page, and what to upload for it."""
+    page = HistoryPage(history)
     upload = Upload.of(keys, _HISTORY, page.encode())
     context.objects.remember(upload.ref, page)  # for a compaction that merges it
-    return upload
+    return HistoryPageRef(upload.ref, newest_ms, history.count, history.level), upload
 
 
 def merged_pages(
     context: ReadContext, history: History, floor: str | None, keys: SessionKeys
 ) -> tuple[tuple[HistoryPageRef, ...], list[Upload]]:
-    """The pages with the newest of entries merged into one, as far as they are in history."""
-    leaves = [page for page in history.pages if page.level == 0]
-    due = leaves[len(leaves) - pages_to_merge([page.count for page in leaves]) :]
-    here = {page.blob.key for page in pages_above(context, history, floor)} if due else set()
-    due = [page for page in due if page.blob.key in here]
-    first = history.pages.index(due[0]) if due else 0
-    if len(due) < 2 or [*history.pages[first : first + len(due)]] != due:
-        return history.pages, []
+    """The pages that are in history, the newest of entries merged into one."""
+    pages, since_ms = history.pages, 0
+    if pages and floor is not None:
+        with suppress(CorruptObjectError, ObjectNotFoundError):
+            since_ms = snapshot_at(context, floor)[1].written_ms
+    pages = tuple(page for page in pages if page.newest_ms >= since_ms)
+    count = pages_to_merge([page.count for page in pages if page.level == 0])
+    kept, due = pages[: len(pages) - count], pages[len(pages) - count :]
+    if not due:
+        return pages, []
     try:
         found = context.objects.load_all([(page.blob, HistoryPage) for page in due])
         for page in due:
             page.check(found[page.blob.key])
-        merged = HistoryPage(HistoryEntries.join([found[p.blob.key].entries for p in due]))
     except CorruptObjectError:
-        return history.pages, []  # `verify` tells; readers go on without the page
-    upload = _page(context, merged, keys)
-    new = (merged.at(upload.ref),)
-    return (*history.pages[:first], *new, *history.pages[first + len(due) :]), [upload]
+        return pages, []  # `verify` tells; readers go on without the page
+    merged = History(
+        recent=tuple(chain.from_iterable(found[p.blob.key].history.recent for p in due))
+    )
+    page, upload = _page(context, merged, due[-1].newest_ms, keys)
+    return (*kept, page), [upload]
 
 
 # --- what is told of it -------------------------------------------------------------------------

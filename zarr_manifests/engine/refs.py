@@ -20,9 +20,9 @@ The *marks* of a snapshot are the last versions that each application has commit
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import Final
 
 from msgspec import Struct
@@ -33,6 +33,7 @@ from zarr_manifests.engine.ancestry import (
     entries,
     find_kept,
     floor_below,
+    runs,
     snapshot_ref,
     starts,
 )
@@ -50,7 +51,7 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref
-from zarr_manifests.format.snapshot import HistoryEntries, MarksPage, Snapshot
+from zarr_manifests.format.snapshot import HistoryEntry, MarksPage, Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
 from zarr_manifests.planning.conflict import NO_MARK
 from zarr_manifests.texts import count_text, near_names
@@ -179,31 +180,27 @@ def before(context: Context, root: Root, found: Found, shown: str, version: Vers
     head, floor = found.at.head, found.at.floor
     if found.branch is None:
         floor = floor_below(context, root, head)
-    seen, part = 0, None
-    for part in entries(context, head, floor, back + 1):
-        if back < seen + len(part):
-            at = Branch(part.pointer(len(part) - 1 - (back - seen)).ref, None, floor=floor)
-            return Found(at, found.branch)
-        seen += len(part)
-    before_it = count_text(seen - 1, "snapshot")
-    raise NotFoundError(f"{shown!r}: the history has only {before_it} before it{_cut_off(part)}")
+    seen, entry = 0, None
+    for seen, entry in enumerate(entries(context, head, floor, back + 1)):
+        if seen == back:
+            return Found(Branch(entry.pointer.ref, None, floor=floor), found.branch)
+    before_it = count_text(seen, "snapshot")
+    raise NotFoundError(f"{shown!r}: the history has only {before_it} before it{_cut_off(entry)}")
 
 
 def _until(context: Context, found: Found, shown: str, until_ms: int) -> Found:
-    part = None
-    for part in entries(context, found.at.head, found.at.floor):
-        for at in reversed(range(len(part))):
-            if part.written_ms[at] <= until_ms:
-                there = Branch(part.pointer(at).ref, None, floor=found.at.floor)
-                return Found(there, found.branch)
+    entry = None
+    for entry in entries(context, found.at.head, found.at.floor):
+        if entry.written_ms <= until_ms:
+            return Found(Branch(entry.pointer.ref, None, floor=found.at.floor), found.branch)
     then = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=until_ms)
     raise NotFoundError(
-        f"{shown!r}: the branch has no snapshot from {then.isoformat()} or before{_cut_off(part)}; "
-        "`repo.ancestry()` and `zarr-manifests log` list those it has"
+        f"{shown!r}: the branch has no snapshot from {then.isoformat()} or "
+        f"before{_cut_off(entry)}; `repo.ancestry()` and `zarr-manifests log` list those it has"
     )
 
 
-def _cut_off(last: HistoryEntries | None) -> str:
+def _cut_off(last: HistoryEntry | None) -> str:
     """What to add if history ends there, but not at the first snapshot."""
     ends_early = last is not None and last.parent is not None
     return ", because older ones have expired" if ends_early else ""
@@ -227,13 +224,15 @@ def _known_ids(context: Context, root: Root) -> Iterator[str]:
     told: set[str] = set()
     whole: set[str] = set()
     for start, floor in starts(context, root):
-        for part in entries(context, start, floor, sys.maxsize):
-            yield from (name for name in part.ids if name not in told)
-            told.update(part.ids)
-            if whole.issuperset(part.ids):
+        for entry in entries(context, start, floor, sys.maxsize):
+            name = entry.snapshot_id
+            if name in whole:
                 break  # an earlier walk has gone on from here to the end
+            if name not in told:
+                yield name
+            told.add(name)
             if floor is None:
-                whole.update(part.ids)
+                whole.add(name)
 
 
 def _unknown(context: Context, root: Root, name: str) -> NotFoundError:
@@ -389,12 +388,10 @@ class Refs:
             raise HistoryExpiredError(str(error)) from error
         return (snapshot_id_of(found[0].head.key) if found else start), last
 
-    def history(
-        self, version: str | None, limit: int | None
-    ) -> Iterator[tuple[HistoryEntries, int]]:
+    def history(self, version: str | None, limit: int | None) -> Iterator[HistoryEntry]:
         """The snapshot and its ancestors that are still in history, newest first.
 
-        At most `limit` of them; all if it is None. Each is a position among entries.
+        At most `limit` of them; all if it is None.
         """
         most = _check_limit(limit)
         context, root = self.context, self._first_root()
@@ -402,10 +399,8 @@ class Refs:
         start, floor = found_at.at, found_at.at.floor
         if found_at.branch is None:
             floor = floor_below(context, root, start.head)
-        found = entries(context, start.head, floor, most)
-        whole = (_complete(context, part) for part in found)
-        rows = (zip(repeat(part), reversed(range(len(part)))) for part in whole)
-        return islice(chain.from_iterable(rows), most)
+        found = runs(context, start.head, floor, most)
+        return islice(chain.from_iterable(_complete(context, run) for run in found), most)
 
     def fixed(self, version: str) -> str:
         """The id of the snapshot that a version names now; a whole id is not looked up."""
@@ -569,14 +564,12 @@ class Refs:
         )
 
 
-def _complete(context: Context, found: HistoryEntries) -> HistoryEntries:
+def _complete(context: Context, run: Sequence[HistoryEntry]) -> list[HistoryEntry]:
     """The entries with messages that only the snapshots have, which are read in one round."""
-    if None not in found.messages:
-        return found
-    partly = {at: found.pointer(at).ref for at, m in enumerate(found.messages) if m is None}
+    partly = {entry.pointer: entry.pointer.ref for entry in run if entry.message is None}
     loaded = context.objects.load_all([(ref, Snapshot) for ref in partly.values()])
-    whole = {at: loaded[ref.key] for at, ref in partly.items()}
-    return found.completed({at: (one.message, one.metadata) for at, one in whole.items()})
+    whole = {at: loaded[ref.key].entry(ref) for at, ref in partly.items()}
+    return [whole.get(entry.pointer, entry) for entry in run]
 
 
 def _check_limit(limit: object) -> int:

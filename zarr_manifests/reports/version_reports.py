@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from zarr_manifests.errors import Conflict, ManifestsError
 from zarr_manifests.format.root import LogEntry
-from zarr_manifests.format.snapshot import HistoryEntries, numbers_at
+from zarr_manifests.format.snapshot import HistoryEntry
 from zarr_manifests.grid import Coords, IndexArray
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.components import Changes, Fields, field_changes
@@ -90,20 +90,19 @@ class SnapshotInfo(Report, Struct, frozen=True):
     totals: Mapping[str, int]
 
     @classmethod
-    def of(cls, entries: HistoryEntries, at: int) -> SnapshotInfo:
-        """What the entry at that position says."""
-        parent, metadata = entries.parent_of(at), entries.metadata[at]
+    def of(cls, entry: HistoryEntry) -> SnapshotInfo:
+        """What the entry says."""
         return cls(
-            entries.ids[at],
-            None if parent is None else parent.snapshot_id,
-            datetime.fromtimestamp(entries.written_ms[at] / 1000, UTC),
-            str(entries.kinds[at]),
-            entries.messages[at] or "",
-            metadata,
-            str(metadata.get("author", "")),
-            numbers_at(entries.totals, at),
-            entries.commit_id(at).hex(),
-            numbers_at(entries.sums, at),
+            entry.snapshot_id,
+            None if entry.parent is None else entry.parent.snapshot_id,
+            datetime.fromtimestamp(entry.written_ms / 1000, UTC),
+            str(entry.kind),
+            entry.message or "",
+            entry.metadata,
+            str(entry.metadata.get("author", "")),
+            entry.totals,
+            entry.commit_id.hex(),
+            entry.sums,
         )
 
     @property

@@ -88,7 +88,7 @@ class Known:
     rewrite: bool
     state: State
     reach: frozenset[str]
-    pages: frozenset[tuple[str, str]]
+    pages: frozenset[str]
     marks: Mapping[str, int]
     total: int
     merged: str | None
@@ -646,20 +646,17 @@ class Judge:
             base = self.objects.load(snapshot.base, Base)
             reach.update(ref.blob.key for ref in base.manifests)
 
-    def _history_pages(self, refs: Iterable[HistoryPageRef]) -> Iterator[tuple[str, str]]:
+    def _history_pages(self, refs: Iterable[HistoryPageRef]) -> Iterator[str]:
         for ref in refs:
-            if ref.blob.key not in self.shelf.objects:
-                gone = snapshot_id_of(ref.newest.key) not in self.kept()
-                self._demand(gone, f"a snapshot names {ref.blob.key}, which is not there")
-                continue
-            yield ref.blob.key, ref.newest.key
-            yield from self._history_pages(self.objects.load(ref.blob, HistoryPage).pages)
+            there = ref.blob.key in self.shelf.objects
+            self._demand(there, f"a snapshot names {ref.blob.key}, which is not there")
+            yield ref.blob.key
+            page = self.objects.load(ref.blob, HistoryPage)
+            yield from self._history_pages(page.history.pages)
 
     def _needed_pages(self) -> set[str]:
-        """Pages of history that cover a snapshot which must be readable."""
-        kept = self.kept()
-        alive = {snapshot_key(name) for name in kept}
-        return {page for one in kept.values() for page, newest in one.pages if newest in alive}
+        """Pages of history that a snapshot names which must be readable."""
+        return {page for one in self.kept().values() for page in one.pages}
 
     def _deleted(self, keys: Sequence[str]) -> None:
         gone = set(keys)

@@ -6,7 +6,7 @@ is no repository at the other place, and what was copied waits for another call.
 
 A later call brings new commits to a clone. It moves a branch only forward: to a snapshot whose
 history has the branch's head. What has expired in the source expires in the clone, unless somebody
-holds a lease there: pages of history that name it may be gone in the source.
+holds a lease there.
 
 A clone has the id of its source, since every snapshot states that id. Both draw names of objects at
 random, so they can go on independently. Invariants: the version of a clone is far ahead of that of
@@ -48,7 +48,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, LogEntry, Root
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.snapshot import HistoryPage, Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, Zones
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.garbage import ChunkRanges, Rows, parts
@@ -160,7 +160,7 @@ class _Clone:
             for mine in self.whole.branches.values():
                 known |= {ref.key for ref, _ in ages(self.there, mine.head, mine.floor)}
         due = [ref for key, ref in history.items() if key not in known]
-        self._copy(due, branches, history)
+        self._copy(due, branches)
         self._write_root(branches, tags)
         self.storage.delete_many([CLONING_KEY])
         return CloneReport(len(due), len(self.copied), sum(self.copied))
@@ -257,20 +257,16 @@ class _Clone:
 
     # --- copying -----------------------------------------------------------------------------
 
-    def _copy(
-        self, due: list[BlobRef], branches: Mapping[str, Branch], history: Mapping[str, BlobRef]
-    ) -> None:
+    def _copy(self, due: list[BlobRef], branches: Mapping[str, Branch]) -> None:
         """Copy these snapshots, the indexes of the branches, and all that they lead to.
 
-        Metadata objects are copied on the way, since what they refer to is read from them. Pages
-        about snapshots that are not in the clone's history are left out.
+        Metadata objects are copied on the way, since what they refer to is read from them.
         """
         starts = [Link(ref, Snapshot) for ref in due]
         starts += [Link(b.index, IndexDirectory) for b in branches.values() if b.index is not None]
         ranges, runtime = ChunkRanges(), self.context.runtime
         seen = self._complete()
-        wanted = partial(Link.is_within, snapshots=history)
-        for _, value in follow(runtime, starts, self._metadata, seen, wanted, "metadata"):
+        for _, value in follow(runtime, starts, self._metadata, seen, "metadata"):
             for table in tables(value):
                 ranges.add(table)
         listed = counted("looking at what is there", self.storage.list("chunks/"))
@@ -290,14 +286,13 @@ class _Clone:
             return seen
 
         def load(link: Link) -> Any:
-            ends = link.kind in (Manifest, Zones)
+            ends = link.kind in (Manifest, Zones, HistoryPage)
             return None if ends else there.objects.load(link.ref, link.kind)
 
         branches = whole.branches.values()
         starts = [Link(branch.head, Snapshot) for branch in branches]
         starts += [Link(b.index, IndexDirectory) for b in branches if b.index is not None]
-        stage = "looking at the clone"
-        for _ in follow(there.runtime, starts, load, seen, lambda link: link.page is None, stage):
+        for _ in follow(there.runtime, starts, load, seen, "looking at the clone"):
             pass
         return seen
 

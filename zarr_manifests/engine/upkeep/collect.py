@@ -269,10 +269,7 @@ def _follow(context: ReadContext, starts: Mapping[str, Link]) -> set[str]:
             lost.add(link.ref.key.partition("/")[0])
             return None
 
-    def wanted(link: Link) -> bool:
-        return link.is_within(starts)
-
-    for _, value in follow(context.runtime, starts.values(), load, marked, wanted, "marking"):
+    for _, value in follow(context.runtime, starts.values(), load, marked, "marking"):
         for table in tables(value):
             marked |= native_keys(table)
     for kind in lost:
@@ -394,9 +391,8 @@ def _line(
     line: list[Aged] = []
     for ref, snapshot in ages(context, branch.head, branch.floor):
         if line and not (leased or retention.keeps(len(line), snapshot.written_ms)):
-            for found in entries(context, ref, branch.floor):
-                line += map(Aged, reversed(found.ids), reversed(found.written_ms))
-            break
+            found = entries(context, ref, branch.floor)
+            return line + [Aged(one.snapshot_id, one.written_ms) for one in found]
         line.append(Aged(snapshot_id_of(ref.key), snapshot.written_ms))
     return line
 

@@ -24,7 +24,7 @@ touch are checked at the snapshot before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from itertools import batched, chain, pairwise
 from typing import Any
@@ -49,11 +49,11 @@ from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, NodeKi
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_key, checked, pulled
 from zarr_manifests.format.snapshot import (
-    HistoryEntries,
     HistoryEntry,
     HistoryPage,
     Snapshot,
     SnapshotPointer,
+    unpacked_entries,
 )
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import crc32c
@@ -289,9 +289,7 @@ def _check_closure(
     load = partial(_load, context, found)
     histories: list[tuple[BlobRef, Snapshot | HistoryPage]] = []
     paged = _PagedBases()
-    wanted = partial(_wanted, found, starts)
-    stage = "reading metadata"
-    for link, value in follow(context.runtime, starts.values(), load, seen, wanted, stage):
+    for link, value in follow(context.runtime, starts.values(), load, seen, "reading metadata"):
         found.objects += 1
         if isinstance(value, Snapshot | HistoryPage):
             histories.append((link.ref, value))
@@ -317,39 +315,25 @@ def _check_closure(
     return snapshots
 
 
-def _wanted(found: _Findings, starts: Container[str], link: Link) -> bool:
-    """Whether to check the object.
-
-    A recovery does without pages of history and zone maps, which only repeat other objects.
-    """
-    if found.patient:
-        return link.is_within(starts)
-    return link.page is None and link.kind not in (Zones, ZonePages)
-
-
 def _check_history(
     found: _Findings, histories: Sequence[tuple[BlobRef, Snapshot | HistoryPage]]
 ) -> None:
     """Check what snapshots and pages say about ancestors, as far as these are still there."""
     own: dict[SnapshotPointer, HistoryEntry] = {}
-    said: list[tuple[BlobRef, BlobRef | None, HistoryEntries]] = []
     for ref, value in histories:
-        if isinstance(value, HistoryPage):
-            if value.entries is not None:
-                said.append((ref, value.newest, value.entries))
-            continue
-        entry = HistoryEntries.unpack([value.entry(ref).pack()]).entry(0)
-        own[entry.pointer] = entry
+        if isinstance(value, Snapshot):
+            (entry,) = unpacked_entries([value.entry(ref).pack()])
+            own[entry.pointer] = entry
+    for ref, value in histories:
         try:
-            if value.history.recent:
-                said.append((ref, value.parent, HistoryEntries.unpack(value.history.recent)))
+            told = unpacked_entries(value.history.recent)
         except CorruptObjectError as error:
             found.add(ref.key, error)
-    for ref, newest, told in said:
-        due = None if newest is None else SnapshotPointer.of(newest)
-        if told.pointer(-1) != due:
+            continue
+        newest = value.parent if isinstance(value, Snapshot) else None
+        if told and newest is not None and told[-1].pointer != SnapshotPointer.of(newest):
             found.add(ref.key, f"{ref.key} is wrong about its newest ancestor")
-        for entry in told.entries():
+        for entry in told:
             if own.get(entry.pointer, entry) != entry:
                 found.add(ref.key, f"{ref.key} is wrong about {entry.snapshot_id}")
                 break
@@ -387,8 +371,13 @@ def _snapshots(context: ReadContext, whole: Root, found: _Findings) -> Iterator[
 
 
 def _load(context: ReadContext, found: _Findings, link: Link) -> Any:
-    """The object as stored; None, with a problem recorded, if it is not what it should be."""
+    """The object as stored; None, with a problem recorded, if it is not what it should be.
+
+    A recovery does without pages of history and zone maps, which only repeat other objects.
+    """
     ref = link.ref
+    if not found.patient and link.kind in (HistoryPage, ZonePages, Zones):
+        return None
     try:
         data = context.storage.get(ref.key, 0, ref.length + 1)
         if ref.copy is not None and ref.copy != data:

@@ -50,8 +50,8 @@ FAULTS = [
     Fault(
         "version-written-at-the-time-itself-passed-over",
         "engine/refs.py",
-        "if part.written_ms[at] <= until_ms:",
-        "if part.written_ms[at] < until_ms:",
+        "if entry.written_ms <= until_ms:",
+        "if entry.written_ms < until_ms:",
     ),
     Fault(
         "changes-told-beyond-the-floor",
