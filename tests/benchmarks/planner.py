@@ -36,7 +36,6 @@ from zarr_manifests.planning.packing import (
     close,
     explain,
     plan_manifests,
-    staying_beside,
 )
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
@@ -90,8 +89,7 @@ def plan_all(
     config = ChunkManifests()
     layouts = {node_id: layout_of(config, of) for node_id, of in facts.items()}
     due = [ref.blob.key for ref in base]
-    cells = {} if due else {node_id: coords[:1] for node_id, coords in chunks.items()}
-    replaced = close(config, facts, base, due, cells, layouts)
+    replaced = close(config, facts, base, due, () if due else chunks, layouts)
     leaves = [
         leaf
         for node_id, coords in chunks.items()
@@ -140,10 +138,11 @@ def one_leaf(leaves: int) -> tuple[Callable[[], None], str]:
 
     def run() -> None:
         (leaf,) = base.placed_in(node_id, Box((leaves * 5, 1, 1), (leaves * 5 + 1, 2, 2)))
-        replaced = close(config, facts, base, [leaf.key], {}, {node_id: layout})
+        replaced = close(config, facts, base, [leaf.key], (), {node_id: layout})
         box = leaf.part.box
-        staying = staying_beside(base, node_id, layout, [box], replaced)
-        new = cut(node_id, box.unravel(np.arange(leaf.part.count)), layout, [box], staying)
+        near = base.placed_in(node_id, box)
+        staying = [other.part.box for other in near if other.key not in replaced]
+        new = cut(node_id, box.unravel(np.arange(leaf.part.count)), layout, staying)
         assert len(plan_manifests(config, facts, new, base, replaced)) == 1
 
     run()

@@ -368,7 +368,7 @@ def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 11)
 def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(compact._Work, "_unmerged", lambda *args: iter(()))
+    patch.setattr(compact, "unmerged", lambda *args: iter(()))
 
 
 # --- the fence, leases, expiry, collection -----------------------------------------------------

@@ -13,9 +13,9 @@ does not depend on the length of the first axis. So a chunk keeps its cell while
 along that axis, and an append changes only the last leaf. An array that is not split has a single
 unbounded cell.
 
-`cut` turns chunk coordinates into leaves: one leaf per cell, unless a leaf that stays reaches into
-the cell. That happens when the layout has changed and only a part of the array is repacked. Then
-the boundaries of the old leaves are kept as well, so that leaves never overlap.
+`cut` turns chunk coordinates into leaves: one leaf per cell, unless the cell has too many chunks,
+or a leaf that stays reaches into it. That happens when only a part of the array is repacked. Then
+it cuts along the sides of that leaf as well, so that leaves never overlap.
 
 `batches` cuts an array into regions with so few chunk refs that one fits into memory. How many refs
 a region has is estimated from the boxes and row counts of tables: the rows of a table are assumed
@@ -389,11 +389,7 @@ def _chain(config: ChunkManifests, facts: ArrayFacts) -> list[ManifestSet]:
 
 
 def cut(
-    node_id: bytes,
-    coords: IndexArray,
-    layout: Layout,
-    old: Sequence[Box] = (),
-    staying: Sequence[Box] = (),
+    node_id: bytes, coords: IndexArray, layout: Layout, staying: Sequence[Box] = ()
 ) -> list[Part]:
     """Cut chunks into new leaves.
 
@@ -405,21 +401,14 @@ def cut(
         The chunks' coordinates, without duplicates, in C order.
     layout : Layout
         The array's layout.
-    old : sequence of Box
-        Boxes of the array's leaves that are repacked.
     staying : sequence of Box
-        Boxes of its leaves in the same cells that stay as they are.
+        Boxes of the array's leaves that stay as they are; they hold none of the chunks.
 
     Returns
     -------
     list of Part
-        In ascending order of the boxes' lower corners. Each box is as small as possible.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a coordinate is in a cell with a leaf that stays, but in no repacked leaf. The leaf that
-        stays has to be repacked too.
+        In ascending order of the boxes' lower corners. Each box is as small as possible, and
+        overlaps with no other, and with none that stays.
 
     Examples
     --------
@@ -429,49 +418,37 @@ def cut(
     >>> [leaf.box.hi for leaf in cut(bytes(12), coords, Layout((2,), 1_000, False))]
     [(2,), (4,), (5,)]
     """
-    found: list[Part] = []
-    for rows in layout.groups(coords):
-        here = coords[rows]
-        one = tuple(here[0].tolist())
-        lo, hi = layout.around(one, one)
-        parts: Iterable[IndexArray] = [here]
-        if any(_meets(box, lo, hi) for box in staying):
-            parts = _fragments(here, [box for box in old if _meets(box, lo, hi)])
-        for part in parts:
-            fitting = _fitting(part, layout.most_refs)
-            found += [Part(node_id, Box.around_coords(some), len(some)) for some in fitting]
+    found = [
+        Part(node_id, box, count)
+        for rows in layout.groups(coords)
+        for box, count in _fitting(coords[rows], layout.most_refs, staying)
+    ]
     return sorted(found, key=part_order)
 
 
-def _meets(box: Box, lo: IndexArray, hi: IndexArray) -> bool:
-    return bool((np.maximum(box.lo, lo) < np.minimum(box.hi, hi)).all())
+def _fitting(coords: IndexArray, most: int, staying: Sequence[Box]) -> Iterator[tuple[Box, int]]:
+    """Boxes around the coordinates (in C order) with at most `most` each, and how many are there.
 
-
-def _fragments(coords: IndexArray, old: Sequence[Box]) -> Iterator[IndexArray]:
-    """The coordinates in each old leaf."""
-    placed = 0
-    for box in old:
-        inside = coords[box.holds(coords)]
-        placed += len(inside)
-        if len(inside):
-            yield inside
-    if placed != len(coords):
-        raise InvalidArgumentError("new chunks share a cell with a leaf that is not repacked")
-
-
-def _fitting(coords: IndexArray, most: int) -> Iterator[IndexArray]:
-    """The coordinates (in C order) in runs of at most `most`, cut along the first axes."""
+    Cut along the first axes, and along a side of a box that stays where they would overlap.
+    """
+    lo, hi = corners(staying, coords.shape[1])
     due = [coords]
     while due:
         here = due.pop()
-        if len(here) <= most:
-            yield here
+        box = Box.around_coords(here)
+        met = np.flatnonzero((np.maximum(lo, box.lo) < np.minimum(hi, box.hi)).all(axis=1))
+        if len(here) > most:
+            # They ascend on the first axis on which the first and the last differ.
+            axis = int(np.flatnonzero(here[0] != here[-1])[0])
+            below = here[:, axis] < max(int(here[most, axis]), int(here[0, axis]) + 1)
+        elif len(met):
+            corner = lo[met[0]], hi[met[0]]
+            sides = (here[:, axis] < at[axis] for at in corner for axis in range(box.ndim))
+            below = next(side for side in sides if side.any() and not side.all())
+        else:
+            yield box, len(here)
             continue
-        # They ascend on the first axis on which the first and the last differ.
-        axis = int(np.flatnonzero(here[0] != here[-1])[0])
-        at = max(int(here[most, axis]), int(here[0, axis]) + 1)
-        count = int(np.searchsorted(here[:, axis], at))
-        due += [here[count:], here[:count]]
+        due += [here[~below], here[below]]
 
 
 # --- batches -----------------------------------------------------------------------------------

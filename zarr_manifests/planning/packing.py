@@ -23,7 +23,7 @@ manifests of the same array stay as they are, with three exceptions:
 
 - An array that has to be in one manifest (`arrays-per-manifest`, or `splitting: none`) pulls in all
   its manifests, which pull in their arrays of that kind, and so on.
-- A chunk that is in no leaf yet belongs to the leaves in its cell of the array's layout.
+- New chunks that are in no leaf yet pull in the leaves in their cells of the array's layout.
 - A set at its limit takes new arrays if its emptiest manifest has room: that is then repacked, too.
 
 Packing into bins is first-fit decreasing: sizes are taken biggest first, and each goes into the
@@ -68,7 +68,7 @@ from zarr_manifests.format.manifest import (
     grouped,
     path_order,
 )
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Coords
 from zarr_manifests.planning.leaves import (
     EMPTY,
     ArrayFacts,
@@ -436,7 +436,7 @@ def close(
     facts: Mapping[bytes, ArrayFacts],
     base: BaseIndex,
     due: Iterable[str],
-    cells: Mapping[bytes, IndexArray],
+    more: Iterable[bytes],
     layouts: dict[bytes, Layout],
 ) -> frozenset[str]:
     """Return the keys of all manifests that have to be repacked.
@@ -452,39 +452,33 @@ def close(
         The base.
     due : iterable of str
         Keys of the manifests with leaves that change, or of arrays that are gone.
-    cells : mapping of bytes to int64[n, ndim]
-        By node id, one chunk in each cell of the array's layout with new chunks in no leaf.
+    more : iterable of bytes
+        Ids of the arrays with new chunks in no leaf.
     layouts : dict of bytes to Layout
         The layouts of arrays with new chunks; those of others in these manifests are added.
     """
-    found = set(due)
-    for node_id, coords in cells.items():
-        for chunk in map(tuple, coords.tolist()):
-            near = base.overlapping(node_id, *layouts[node_id].around(chunk, chunk))
-            found |= {leaf.key for leaf in near}
+    found, todo = set(due), {*more}
     new: dict[str, int] = {}  # refs of the smallest new array that each set is to take
-    for node_id in cells:
+    for node_id in todo:
         if not base.refs(node_id):
             refs, name = facts[node_id].initialized_chunks, _wanted(config, facts[node_id])[1].name
             new[name] = min(refs, new.get(name, refs))
     for one in config.sets:
         if one.name in new and found.isdisjoint(ref.blob.key for ref in base.in_set(one.name)):
             found |= _reopened(one, base.in_set(one.name), new[one.name])
-    left, seen = [*found], set[bytes]()
-    arrays = [*cells]
-    while left or arrays:
-        arrays += {part.node_id for part in base[left.pop()].parts} if left else ()
-        for node_id in {*arrays} - seen:
-            if node_id not in facts:
-                continue
-            if node_id not in layouts:
-                layouts[node_id] = layout_around(config, facts[node_id], base, None)
-            if layouts[node_id].together:
-                more = {leaf.key for leaf in base.placed(node_id)} - found
-                found |= more
-                left += more
-        seen |= {*arrays}
-        arrays = []
+    todo |= {part.node_id for key in found for part in base[key].parts}
+    seen = set[bytes]()
+    while todo:
+        node_id = todo.pop()
+        seen.add(node_id)
+        if node_id not in facts:
+            continue
+        if node_id not in layouts:
+            layouts[node_id] = layout_around(config, facts[node_id], base, None)
+        if layouts[node_id].together:
+            pulled = {leaf.key for leaf in base.placed(node_id)} - found
+            found |= pulled
+            todo |= {part.node_id for key in pulled for part in base[key].parts} - seen
     return frozenset(found)
 
 
@@ -499,15 +493,6 @@ def _reopened(one: ManifestSet, there: Sequence[ManifestRef], refs: int) -> set[
         one.arrays_per_manifest is not None and arrays >= one.arrays_per_manifest
     )
     return set() if full else {emptiest.blob.key}
-
-
-def staying_beside(
-    base: BaseIndex, node_id: bytes, layout: Layout, old: Iterable[Box], replaced: Collection[str]
-) -> list[Box]:
-    """Boxes of leaves that are not replaced, in the cells of those of the node that are."""
-    areas = (layout.around(box.lo, box.hi) for box in old)
-    near = (leaf for area in areas for leaf in base.overlapping(node_id, *area))
-    return list({leaf.part.box: None for leaf in near if leaf.key not in replaced})
 
 
 # --- pages ----------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from zarr_manifests.planning.packing import (
     close,
     explain,
     plan_manifests,
-    staying_beside,
 )
 
 
@@ -120,9 +119,8 @@ class Model:
                 due |= {leaf.key for leaf in leaves}
                 if not leaves:
                     new.setdefault(node_id, set()).add(one)
-        cells = {node_id: np.array(sorted(some)) for node_id, some in new.items()}
-        layouts = {node_id: layout_of(config, facts[node_id]) for node_id in cells}
-        replaced = close(config, facts, base, due, cells, layouts)
+        layouts = {node_id: layout_of(config, facts[node_id]) for node_id in new}
+        replaced = close(config, facts, base, due, new, layouts)
         parts = []
         for node_id, layout in layouts.items():
             old = [leaf.part.box for leaf in base.placed(node_id) if leaf.key in replaced]
@@ -131,9 +129,10 @@ class Model:
                 for one in sorted(self.chunks[path_of(node_id)])
                 if one in new.get(node_id, ()) or any(one in box for box in old)
             ]
-            staying = staying_beside(base, node_id, layout, old, replaced)
+            placed = base.placed(node_id)
+            staying = [leaf.part.box for leaf in placed if leaf.key not in replaced]
             coords = np.array(inside, np.int64).reshape(-1, 2)
-            parts += cut(node_id, coords, layout, old, staying)
+            parts += cut(node_id, coords, layout, staying)
         plan = plan_manifests(config, facts, parts, base, replaced)
         check_plan(config, plan, base, replaced)
         self.refs = [ref for ref in self.refs if ref.blob.key not in replaced]

@@ -31,7 +31,7 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final
@@ -61,24 +61,22 @@ from zarr_manifests.engine.totals import (
 )
 from zarr_manifests.engine.upkeep.write_leaves import (
     BATCH_ROWS,
+    Due,
     Heap,
     LeavesHere,
-    NodeMerge,
-    Pending,
     WriteLeaves,
     Written,
-    due_changes,
-    due_manifests,
+    due_of,
     encoded_base,
-    pending_of,
     repack,
+    unmerged,
     write_in_tasks,
 )
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.zones import KnownZones, with_zones
 from zarr_manifests.errors import ConflictError, InvalidArgumentError, ManifestsError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Base, Delta, Manifest, Node, Part
+from zarr_manifests.format.manifest import Base, Delta, Manifest, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
@@ -180,7 +178,6 @@ class _Work:
         self._manifests = view.pages.manifests()
         self._old_base = BaseIndex(self._manifests)
         self._facts = node_facts(view, self._old_base)
-        self._merges: Mapping[bytes, NodeMerge] = {}
         self._commit_id = b""
         self._base = view.snapshot.base
         self._new_base: Upload | None = None
@@ -204,33 +201,30 @@ class _Work:
 
     def estimate(self) -> CompactionReport:
         """Estimate what `do` would do from the read list, without fetching anything."""
-        due = self._due(self._pending())
+        due = self._due().manifests
         refs = self._refs(due)
         return replace(self.before, dry_run=True, manifests_written=len(due), refs_merged=refs)
 
-    def _due(self, pending: Mapping[bytes, Pending]) -> Collection[str]:
-        """Keys of the manifests that are written anew."""
+    def _due(self) -> Due:
+        """What is merged into the base."""
+        if self._mode is CompactionMode.MINOR:
+            return Due()
+        config, base = self._context.config.chunk_manifests, self._old_base
+        ratio = 0.0 if self._everything else self._ratio
+        due = due_of(config, self._view, base, self._facts, ratio)
         if self._everything:
-            return {ref.blob.key for ref in self._old_base}
-        due = due_manifests(self._old_base, pending, self._ratio)
+            due.manifests |= {ref.blob.key for ref in base}
         for node_id, coords in self._moves.coords.items() if self._moves else ():
-            for leaf in self._old_base.placed_in(node_id, Box.around_coords(coords)):
-                due |= {leaf.key} if leaf.part.box.holds(coords).any() else set()
+            for leaf in base.placed_in(node_id, Box.around_coords(coords)):
+                due.manifests |= {leaf.key} if leaf.part.box.holds(coords).any() else set()
         return due
 
     def _refs(self, keys: Collection[str]) -> int:
         return sum(part.count for key in keys for part in self._old_base[key].parts)
 
-    def _pending(self) -> dict[bytes, Pending]:
-        if self._mode is CompactionMode.MINOR:
-            return {}
-        return pending_of(self._context, self._view, self._old_base, self._facts)
-
     def do(self) -> bool:
         """Write new manifests and encode the rest; whether there is anything to do."""
-        if self._base_is_due():
-            self._rebuild_base()
-        dropped = self._droppable(BaseIndex(self._manifests), self._sequence)
+        dropped = self._rebuild_base() if self._base_is_due() else 0
         self._roll_up(dropped)
         self._commit_id = self._context.runtime.random_bytes(COMMIT_ID_BYTES)
         return bool(self._uploads or dropped)
@@ -336,27 +330,28 @@ class _Work:
         nbytes = sum(e.log.length + sum(m.blob.length for m in e.manifests) for e in entries)
         return bool(entries) and nbytes >= self._ratio * base.length
 
-    def _rebuild_base(self) -> None:
-        """Write the base with what is due merged into it."""
-        context, view, pending = self._context, self._view, self._pending()
-        outside = {node_id for node_id, mine in pending.items() if mine.outside}
+    def _rebuild_base(self) -> int:
+        """Write the base with what is due merged into it; return how many entries it covers."""
+        context, view, due, facts = self._context, self._view, self._due(), self._facts
         rows = None if self._run is None else _PLANNED_ROWS
-        self._heap = heap = Heap(view, self._old_base, outside, rows)
-        due, facts = self._due(pending), self._facts
-        self._merges = due_changes(context, heap, facts, pending, due, everything=self._everything)
+        self._heap = heap = Heap(view, self._old_base, due.outside, rows)
         if is_shown():
-            expect("merging refs", self._refs(due) + sum(pending_rows(view).values()))
-        what = context, heap, facts, self._merges, due, self._ratio
-        self._done, self._manifests = repack(*what, self._writer())
+            expect("merging refs", self._refs(due.manifests) + sum(pending_rows(view).values()))
+        self._done, self._manifests = repack(context, heap, facts, due, self._ratio, self._writer())
         expect("merging refs", self._told)  # the same chunk may have several
         self._tell(0)
         self._sequence, index = view.snapshot.sequence, BaseIndex(self._manifests)
-        self._counts = counts_of_base(view, index, self._settled(index))
+        left: dict[bytes, int] = {}  # position of the oldest entry with something, by node
+        for one in unmerged(view, index, facts):
+            if one.leaf or one.node_id not in due.outside:
+                left.setdefault(one.node_id, one.position)
+        self._counts = counts_of_base(view, index, facts.keys() - left.keys())
         nodes = tuple(node for _, node in sorted(view.nodes.items()))
         whole = Base(nodes, self._manifests, self._sequence, self._counts)
         base, pages = encoded_base(context.objects, view, whole, self._keys, self._done.copies)
         self._base, self._new_base = base.ref, base
         self._uploads += [*pages, base]
+        return min(left.values(), default=len(view.snapshot.deltas))
 
     def _writer(self) -> WriteLeaves:
         """Writes the new manifests: here, or in the tasks of `run`."""
@@ -370,44 +365,6 @@ class _Work:
     def _tell(self, refs: int) -> None:
         self._told += refs
         tell("merging refs", self._told)
-
-    def _droppable(self, base: BaseIndex, sequence: int) -> int:
-        """How many of the oldest entries the base fully covers."""
-        for position, entry in enumerate(self._view.snapshot.deltas):
-            if entry.last > sequence or any(self._unmerged(base, position, entry)):
-                return position
-        return len(self._view.snapshot.deltas)
-
-    def _settled(self, base: BaseIndex) -> set[bytes]:
-        """Nodes whose changes in the read list are all in the base."""
-        entries = enumerate(self._view.snapshot.deltas)
-        return self._facts.keys() - {n for at in entries for n in self._unmerged(base, *at)}
-
-    def _unmerged(self, base: BaseIndex, position: int, entry: DeltaEntry) -> Iterator[bytes]:
-        """Nodes with changes of the entry that are not in the base."""
-        for part in entry.parts():
-            if part.node_id not in self._facts or not part.count:
-                continue
-            covered = 0
-            for leaf in base.placed_in(part.node_id, part.box):
-                if leaf.merged < entry.last:
-                    yield part.node_id
-                covered += part.box.shared_size(leaf.part.box)
-            if covered < part.box.size and self._holds_more(base, part):
-                yield part.node_id
-        for node_id, cut in self._view.truncations(position).items():
-            for leaf in base.placed(node_id) if node_id in self._facts else ():
-                beyond = any(h > c for h, c in zip(leaf.part.box.hi, cut, strict=True))
-                if beyond and leaf.merged < entry.last:
-                    yield node_id
-
-    def _holds_more(self, base: BaseIndex, part: Part) -> bool:
-        """Whether chunks may be in the box but outside all leaves, so that the entry is needed."""
-        merge = self._merges.get(part.node_id)
-        if merge is None or merge.whole:
-            return merge is None
-        coords = self._heap.outside(part.node_id).coords(part.box)
-        return bool((base.locate(part.node_id, coords) < 0).any())
 
     def _roll_up(self, dropped: int) -> None:
         """Make the new read list, without the oldest entries that are dropped."""

@@ -1,9 +1,9 @@
 """Merging pending changes into leaves of the base, packing these into manifests, writing the base.
 
-Which leaves are due is estimated from the boxes and row counts in the read list, without fetching
-anything: the refs of an entry are assumed to be spread evenly in their box. Refs outside all leaves
-count for the leaves in the same cells of the array's layout; without such leaves they are due at
-once.
+What is due is estimated from the boxes and row counts in the read list, without fetching anything:
+the refs of an entry are assumed to be spread evenly in their box. Refs of an array that are outside
+all leaves are merged together: they are due if they are many beside what has to be rewritten with
+them, the leaves in the same cells of the array's layout. Without such leaves they are due at once.
 
 The due leaves, and all other leaves of their manifests, are merged with pending changes in their
 boxes, cut into new leaves, and packed into manifests.
@@ -32,16 +32,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
+from zarr_manifests.config.manifest_sets import ChunkManifests
 from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.metadata import ObjectReader, SessionKeys, Upload
 from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_reader
-from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
+from zarr_manifests.engine.view import Context, SnapshotView
 from zarr_manifests.engine.zones import KnownZones, write_pages
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import (
@@ -55,9 +56,9 @@ from zarr_manifests.format.manifest import (
 )
 from zarr_manifests.format.records import BlobRef, with_copies
 from zarr_manifests.format.zone_maps import ZonePages, ZoneTable
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning import packing
-from zarr_manifests.planning.garbage import PackMoves, coordinate_ids, overlap_refs, parts
+from zarr_manifests.planning.garbage import PackMoves, coordinate_ids, parts
 from zarr_manifests.planning.leaves import (
     BaseIndex,
     Layout,
@@ -78,7 +79,7 @@ from zarr_manifests.planning.merge import (
     take,
     within,
 )
-from zarr_manifests.planning.packing import PlannedManifest, close, plan_manifests, staying_beside
+from zarr_manifests.planning.packing import PlannedManifest, close, plan_manifests
 from zarr_manifests.runtime import SYSTEM, Run
 
 BATCH_ROWS: Final = 1_000_000
@@ -119,16 +120,12 @@ class Outside:
         found = [within(table, box).coords() for table in near]
         return np.concatenate([np.empty((0, box.ndim), np.int64), *found])
 
-    def cells(self, layout: Layout) -> list[Coords]:
-        """The first chunk in each cell of the layout that has some, in C order."""
-        first: dict[Coords, Coords] = {}
-        for table in self._tables:
-            coords = table.coords()
+    def beside(self, base: BaseIndex, node_id: bytes, layout: Layout) -> Iterator[PlacedLeaf]:
+        """The node's leaves in cells of the layout that have some of the chunks."""
+        for coords in (table.coords() for table in self._tables):
             for rows in layout.groups(coords):
                 one = tuple(coords[rows[0]].tolist())
-                cell = tuple(at // n for at, n in zip(one, layout.cell, strict=True))
-                first.setdefault(cell, one)
-        return sorted(first.values())
+                yield from base.overlapping(node_id, *layout.around(one, one))
 
 
 class Heap:
@@ -350,168 +347,119 @@ _BASE_COPY_BYTES: Final = 256 * 1024
 _PAGE_COPY_BYTES: Final = 8 * 1024
 
 
-class Pending(Struct):
-    """Estimated pending changes of one node.
+class Unmerged(NamedTuple):
+    """What a live delta changes in a leaf of the base that does not have it, or may in no leaf.
 
-    Parameters
+    Attributes
     ----------
-    leaves : dict of Box to float
-        Pending refs by the leaf's box.
-    new : float
-        Pending refs in cells without a leaf.
-    outside : bool
-        Whether some may be outside all leaves.
+    position : int
+        The delta's position in the read list.
+    node_id : bytes
+        The node.
+    leaf : PlacedLeaf or None
+        The leaf; None for chunks outside of all leaves.
+    refs : float
+        How many refs it changes there, if they are spread evenly.
+    box : Box
+        Where they are.
     """
 
-    leaves: defaultdict[Box, float] = field(default_factory=lambda: defaultdict(float))
-    new: float = 0.0
-    outside: bool = False
+    position: int
+    node_id: bytes
+    leaf: PlacedLeaf | None
+    refs: float
+    box: Box
 
 
-def pending_of(
-    context: ReadContext, view: SnapshotView, base: BaseIndex, facts: NodeFacts
-) -> dict[bytes, Pending]:
-    """Return the pending changes, by node."""
-    found: dict[bytes, Pending] = {}
+def unmerged(view: SnapshotView, base: BaseIndex, facts: NodeFacts) -> Iterator[Unmerged]:
+    """Yield what live deltas have that leaves of a base have not, in the order of the read list."""
     for position, entry in enumerate(view.snapshot.deltas):
         for part in entry.parts():
-            if part.node_id in facts:  # else the node was deleted
-                pending = found.setdefault(part.node_id, Pending())
-                _count_part(context, base, facts, pending, part, entry.last)
-        for node_id, end in view.truncations(position).items():
-            if node_id in facts:
-                pending = found.setdefault(node_id, Pending())
-                _count_cut(base, pending, node_id, end, entry.last)
-    return found
+            node_id, box, count = part.node_id, part.box, part.count
+            if node_id not in facts or not count:  # the node was deleted
+                continue
+            left = box.size
+            for leaf in base.placed_in(node_id, box):
+                shared = box.shared_size(leaf.part.box)
+                left -= shared
+                if leaf.merged < entry.last:
+                    yield Unmerged(position, node_id, leaf, count * shared / box.size, box)
+            if left > 0:
+                yield Unmerged(position, node_id, None, count * left / box.size, box)
+        for node_id, cut_at in view.truncations(position).items():
+            for leaf in base.placed(node_id) if node_id in facts else ():
+                box, count = leaf.part.box, leaf.part.count
+                lost = 1 - box.shared_size(Box((0,) * box.ndim, cut_at)) / box.size
+                if lost and leaf.merged < entry.last:
+                    yield Unmerged(position, node_id, leaf, count * lost, box)
 
 
-def _count_part(
-    context: ReadContext, base: BaseIndex, facts: NodeFacts, pending: Pending, part: Part, last: int
-) -> None:
-    covered = 0
-    for leaf in base.placed_in(part.node_id, part.box):
-        shared = part.box.shared_size(leaf.part.box)
-        covered += shared
-        if last > leaf.merged:
-            pending.leaves[leaf.part.box] += overlap_refs(part.count, part.box.size, shared)
-    if covered >= part.box.size:
-        return
-    pending.outside = True
-    rest = overlap_refs(part.count, part.box.size, part.box.size - covered)
-    layout = layout_of(context.config.chunk_manifests, facts[part.node_id])
-    near = base.overlapping(part.node_id, *layout.around(part.box.lo, part.box.hi))
-    held = sum(leaf.part.count for leaf in near)
-    if not held:
-        pending.new += rest
-    for leaf in near:
-        pending.leaves[leaf.part.box] += rest * leaf.part.count / held if held else rest
-
-
-def _count_cut(base: BaseIndex, pending: Pending, node_id: bytes, end: Coords, last: int) -> None:
-    for leaf in base.placed(node_id):
-        box = leaf.part.box
-        if last > leaf.merged:
-            kept = box.shared_size(Box((0,) * len(end), end))
-            if kept < box.size:
-                pending.leaves[box] += leaf.part.count * (1 - kept / box.size)
-
-
-def due_manifests(base: BaseIndex, pending: Mapping[bytes, Pending], ratio: float) -> set[str]:
-    """Keys of the manifests with enough pending refs to be rewritten.
-
-    Counted per manifest, since all its leaves are rewritten together.
-    """
-    sums = defaultdict[str, float](float)
-    for node_id, mine in pending.items():
-        for leaf in base.placed(node_id):
-            sums[leaf.key] += mine.leaves[leaf.part.box]
-    return {
-        key
-        for key, refs in sums.items()
-        if refs and refs >= ratio * sum(part.count for part in base[key].parts)
-    }
-
-
-class NodeMerge(Struct, frozen=True):
-    """What is merged of one node, beside what its leaves in repacked manifests have.
+class Due(Struct):
+    """What is merged into the base.
 
     Parameters
     ----------
-    cells : int64[n, ndim]
-        One chunk in each due cell with chunks outside all leaves, in C order.
-    whole : bool
-        Whether all chunks outside leaves are in due cells.
-    layout : Layout
-        How the array is split.
+    manifests : set of str
+        Keys of the manifests that are rewritten, with all that is pending in their leaves.
+    outside : set of bytes
+        The nodes whose pending chunks in no leaf are merged, too.
+    left : set of bytes
+        Those whose are not.
     """
 
-    cells: IndexArray
-    whole: bool
-    layout: Layout
+    manifests: set[str] = set()
+    outside: set[bytes] = set()
+    left: set[bytes] = set()
 
 
-def due_changes(
-    context: ReadContext,
-    heap: Heap,
-    facts: NodeFacts,
-    pending: Mapping[bytes, Pending],
-    due: Collection[str],
-    *,
-    everything: bool,
-) -> dict[bytes, NodeMerge]:
-    """Return what to merge, by node, where these manifests are due.
+def due_of(
+    config: ChunkManifests, view: SnapshotView, base: BaseIndex, facts: NodeFacts, ratio: float
+) -> Due:
+    """Return what is due: where pending refs are at least this part of those to be rewritten.
 
-    Chunks outside all leaves are due if their cell of the array's layout has a due leaf, or none.
+    Counted per manifest, since all its leaves are rewritten together; and per node for chunks in no
+    leaf, with which the leaves in the same cells of the array's layout are rewritten.
     """
-    base, found = heap.base, dict[bytes, NodeMerge]()
-    for node_id in facts if everything else pending:
-        mine = pending.get(node_id, Pending())
-        boxes = {
-            leaf.part.box
-            for leaf in base.placed(node_id)
-            if leaf.key in due and (everything or mine.leaves[leaf.part.box])
-        }
-        reads = mine.outside and (boxes or mine.new or everything)
-        if not (boxes or reads):
-            continue
-        outside = heap.outside(node_id) if reads else Outside()
-        config = context.config.chunk_manifests
-        layout = layout_around(config, facts[node_id], base, outside.box)
-        first = outside.cells(layout)
-        near = (base.overlapping(node_id, *layout.around(one, one)) for one in first)
-        cells = [
-            one
-            for one, leaves in zip(first, near, strict=True)
-            if not leaves or any(leaf.part.box in boxes for leaf in leaves)
-        ]
-        coords = np.array(cells, np.int64).reshape(len(cells), len(layout.cell))
-        whole = bool(reads) and len(cells) == len(first)
-        found[node_id] = NodeMerge(coords, whole, layout)
-    return found
+    pending, outside = defaultdict[str, float](float), defaultdict[bytes, float](float)
+    beside = defaultdict[bytes, set[str]](set)
+    for _, node_id, leaf, refs, box in unmerged(view, base, facts):
+        if leaf is not None:
+            pending[leaf.key] += refs
+        else:
+            outside[node_id] += refs
+            area = layout_of(config, facts[node_id]).around(box.lo, box.hi)
+            beside[node_id] |= {near.key for near in base.overlapping(node_id, *area)}
+
+    def missing(key: str) -> float:
+        return ratio * sum(part.count for part in base[key].parts) - pending[key]
+
+    manifests = {key for key, refs in [*pending.items()] if refs and missing(key) <= 0}
+    merged = {
+        node_id
+        for node_id, refs in outside.items()
+        if refs >= sum(missing(key) for key in beside[node_id] - manifests)
+    }
+    return Due(manifests, merged, outside.keys() - merged)
 
 
 def repack(
-    context: Context,
-    heap: Heap,
-    facts: NodeFacts,
-    merges: Mapping[bytes, NodeMerge],
-    due: Collection[str],
-    ratio: float,
-    write: WriteLeaves,
+    context: Context, heap: Heap, facts: NodeFacts, due: Due, ratio: float, write: WriteLeaves
 ) -> tuple[Written, tuple[ManifestRef, ...]]:
-    """Rewrite these manifests, and what has to be with them, with all that is pending in them.
+    """Rewrite what is due, and what has to be with it, with all that is pending there.
 
     Returns what was written, and the manifests of the new base.
     """
     config, base = context.config.chunk_manifests, heap.base
-    layouts = {node_id: merge.layout for node_id, merge in merges.items()}
-    cells = {node_id: merge.cells for node_id, merge in merges.items() if len(merge.cells)}
-    changed = {*due, *_mostly_dead(base, facts, ratio)}
-    replaced = close(config, facts, base, changed, cells, layouts)
+    changed, layouts = {*due.manifests, *_mostly_dead(base, facts, ratio)}, dict[bytes, Layout]()
+    for node_id in due.outside:
+        new = heap.outside(node_id)
+        layouts[node_id] = layout_around(config, facts[node_id], base, new.box)
+        changed |= {leaf.key for leaf in new.beside(base, node_id, layouts[node_id])}
+    replaced = close(config, facts, base, changed, due.outside, layouts)
     leaves = [
         leaf
-        for node_id in sorted(layouts)
-        for leaf in _cut(heap, node_id, layouts[node_id], replaced, merges.get(node_id))
+        for node_id, layout in sorted(layouts.items())
+        for leaf in _cut(heap, node_id, layout, replaced, apart=node_id in due.left)
     ]
     planned = plan_manifests(config, facts, leaves, base, replaced)
     # Neighbours come together, since they need the same tables.
@@ -532,60 +480,40 @@ def _mostly_dead(base: BaseIndex, facts: NodeFacts, ratio: float) -> Iterator[st
 
 
 def _cut(
-    heap: Heap,
-    node_id: bytes,
-    layout: Layout,
-    replaced: Collection[str],
-    merge: NodeMerge | None,
+    heap: Heap, node_id: bytes, layout: Layout, replaced: Collection[str], *, apart: bool
 ) -> Iterator[Part]:
-    """Cut the due chunks of a node into new leaves, region by region."""
+    """Cut the due chunks of a node into new leaves, region by region.
+
+    With `apart`, each old leaf by itself: between them may be chunks that are not merged.
+    """
     base, outside = heap.base, heap.outside(node_id)
-    first = np.empty((0, len(layout.cell)), np.int64) if merge is None else merge.cells
     old = [leaf for leaf in base.placed(node_id) if leaf.key in replaced]
-    if not old and not len(first):
-        return
     held = [(leaf.part.box, leaf.part.count) for leaf in old] + outside.held
     for region in batches(held, heap.rows, layout.cell):
-        near = [leaf for leaf in base.placed_in(node_id, region) if leaf.key in replaced]
-        cells = {tuple(at) for at in (first[region.holds(first)] // layout.cell).tolist()}
-        if not near and not cells:
-            continue
-        there = _coords_there(heap, node_id, near, region)
-        pending = outside.coords(region)
-        coords = _joined(there, _in_cells(pending, layout, cells))
-        boxes = [leaf.part.box for leaf in near]
-        staying = staying_beside(base, node_id, layout, boxes, replaced)
-        while len(coords):
-            parts = cut(node_id, coords, layout, boxes, staying)
-            # Inside a leaf, a reader ignores everything older than the leaf.
-            whole = merge is not None and merge.whole
-            inside = () if whole else (pending[part.box.holds(pending)] for part in parts)
-            more = _joined(coords, *inside)
-            if len(more) == len(coords):
-                yield from parts
-                break
-            coords = more
+        near = base.placed_in(node_id, region)
+        there = _coords_there(heap, node_id, [x for x in near if x.key in replaced], region)
+        staying = [leaf.part.box for leaf in near if leaf.key not in replaced]
+        for coords in there if apart else [_joined(outside.coords(region), *there)]:
+            yield from cut(node_id, coords, layout, staying)
 
 
 def _coords_there(
     heap: Heap, node_id: bytes, near: Sequence[PlacedLeaf], region: Box
-) -> IndexArray:
-    """The chunks in the region that these leaves have once changes are merged; in C order."""
-    found = [np.empty((0, region.ndim), np.int64)]
+) -> list[IndexArray]:
+    """The chunks in the region that each of these leaves will have, in C order."""
     if not near:
-        return found[0]
+        return []
     changes = heap.view.overlay(node_id, min(leaf.merged for leaf in near), region)
     unset = changes.table is not None and (changes.table.kind == RefKind.UNSET).any()
-    removes, due = unset or changes.truncated is not None, list[Box]()
+    found, due, removes = list[IndexArray](), list[Box](), unset or changes.truncated is not None
     for leaf in near:
         box = leaf.part.box.shared(region)
         if leaf.part.count == leaf.part.box.size and not removes:  # as with most overwrites
             found.append(box.unravel(np.arange(box.size)))
         else:
             due.append(box)
-    for table in heap.view.chunks_in_each(node_id, due):
-        found += [] if table is None else [table.coords()]
-    return _joined(*found)
+    tables = heap.view.chunks_in_each(node_id, due)
+    return found + [table.coords() for table in tables if table is not None]
 
 
 def _joined(*coords: IndexArray) -> IndexArray:
@@ -597,14 +525,6 @@ def _joined(*coords: IndexArray) -> IndexArray:
     linear = np.concatenate([box.ravel(one) for one in some])
     linear.sort(kind="stable")  # fast, since it consists of few ascending runs
     return box.unravel(linear[np.append(True, linear[1:] > linear[:-1])])
-
-
-def _in_cells(coords: IndexArray, layout: Layout, cells: Collection[Coords]) -> IndexArray:
-    """The coordinates in these cells, which are counted along each axis."""
-    chosen = np.zeros(len(coords), np.bool_)
-    for rows in layout.groups(coords) if cells else ():
-        chosen[rows] = tuple((coords[rows[0]] // layout.cell).tolist()) in cells
-    return coords if chosen.all() else coords[chosen]
 
 
 # --- writing the base -----------------------------------------------------------------------------
