@@ -391,7 +391,7 @@ def test_pages_of_tags_that_archives_name_are_kept() -> None:
             "create tag",
             lambda root: replace(root, tags={**root.tags, **dict.fromkeys(names, head)}),
         )
-        return {ref.blob.key for ref in root_of(storage).pages["tags"]}
+        return {ref.blob.key for ref in root_of(storage).pages}
 
     gone = tag("a") - tag("b")
     assert gone

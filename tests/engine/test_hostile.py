@@ -358,7 +358,7 @@ def test_a_log_delta_of_another_commit_is_refused(plain: Seeded) -> None:
 
 def test_a_page_of_other_names_is_refused(seeded: Seeded) -> None:
     root = seeded.fields("current")
-    (page, *_) = root["pages"]["tags"]
+    (page, *_) = root["pages"]
     for branches in ({}, {"main": root["branches"]["main"]}):
         names = {"branches": branches, "tags": {}}
         storage = seeded.forged(page[1]["k"], lambda _, names=names: names)

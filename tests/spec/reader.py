@@ -27,7 +27,6 @@ ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, INDEX, PAGE, DIGEST = 1, 2, 3, 4, 5, 6, 7
 MARKS, HISTORY = 9, 10
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2
-SECTIONS = ("branches", "tags", "leases")
 LAST_MS = 253402300799999
 MOST_BYTES = {ROOT: 2**24, SNAPSHOT: 2**28}
 SESSION = re.compile(r"[0-9]{12}-[0-9a-f]{24}", re.ASCII)
@@ -398,53 +397,51 @@ class Reader:
 
     def heads(self) -> dict[str, dict[str, Any]]:
         """The pointer of every branch's head and of every tag."""
-        branches, tags = self.branches(), {}
-        for page in self.pages("tags"):
-            tags |= dict(page["tags"])
-        for name in self.root["deleted_tags"]:
-            tags[name] = None
-        tags |= dict(self.root["tags"])
-        heads = {name: branch["head"] for name, branch in branches.items()}
-        return heads | {name: tag for name, tag in tags.items() if tag is not None}
+        heads = {name: branch["head"] for name, branch in self.branches().items()}
+        return heads | self.listed("refs/tags/")
 
     def branches(self) -> dict[str, dict[str, Any]]:
-        branches: dict[str, dict[str, Any]] = {}
-        for page in self.pages("branches"):
-            branches |= page["branches"]
-        for name in self.root.get("deleted_branches") or ():
-            branches.pop(name, None)
-        return branches | self.root["branches"]
+        return self.listed("refs/heads/")
 
-    def pages(self, section: str) -> list[dict[str, Any]]:
-        """The pages of a list of the root, in their order."""
+    def leases(self) -> list[list[Any]]:
+        """All leases that are valid, in the order of their names."""
+        return [lease for _, lease in sorted(self.listed("leases/").items())]
+
+    def listed(self, section: str) -> dict[str, Any]:
+        """What the root and its pages list in that section, by name."""
+        found: dict[str, Any] = {}
+        for page in [*self.pages(), self.entries_of(self.root)]:
+            found |= page
+        return {
+            name.removeprefix(section): value
+            for name, value in found.items()
+            if name.startswith(section) and value is not None
+        }
+
+    def pages(self) -> list[dict[str, Any]]:
+        """The entries of each page of the root, in their order."""
         pages = []
-        listed = (self.root.get("pages") or {}).get(section, [])
+        listed = self.root.get("pages") or []
         firsts = [first for first, *_ in listed]
         demand(all(a < b for a, b in pairwise(firsts)), "order of pages")
         for (first, blob, count), until in zip_longest(listed, firsts[1:]):
-            page = self.follow(blob, PAGE)
-            demand(len(page[section]) == count, "number in a page")
-            held = sum(len(page.get(name, ())) for name in SECTIONS)
-            demand(held == count, "others in a page")
-            for name in page[section]:
+            page = self.entries_of(self.follow(blob, PAGE))
+            demand(len(page) == count, "number in a page")
+            for name in page:
                 demand(first <= name and (until is None or name < until), "names of a page")
             pages.append(page)
         return pages
 
-    def leases(self) -> list[list[Any]]:
-        """All leases that are valid, in the order of their names."""
-        leases: dict[str, list[Any]] = {}
-        for page in self.pages("leases"):
-            leases |= page["leases"]
-        for name in self.root["deleted_leases"]:
-            leases.pop(name, None)
-        leases |= {self.lease_name(lease): lease for lease in self.root["leases"]}
-        demand(all(name == self.lease_name(lease) for name, lease in leases.items()), "a lease")
-        return [leases[name] for name in sorted(leases)]
+    def entries_of(self, page: dict[str, Any]) -> dict[str, Any]:
+        """Entries by full name; None for what is deleted."""
+        found = dict.fromkeys(page.get("deleted", []))
+        for prefix, section in (("refs/heads/", "branches"), ("refs/tags/", "tags")):
+            found |= {prefix + name: one for name, one in page.get(section, {}).items()}
+        return found | {self.lease_name(lease): lease for lease in page.get("leases", [])}
 
     @staticmethod
     def lease_name(lease: list[Any]) -> str:
-        return f"{lease[1]}/{lease[0].hex()}"
+        return f"leases/{lease[1]}/{lease[0].hex()}"
 
     def history(
         self, head: dict[str, Any], floor: str | None = None

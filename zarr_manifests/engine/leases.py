@@ -33,7 +33,7 @@ from zarr_manifests.errors import (
     ManifestsError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.root import Lease, Root
+from zarr_manifests.format.root import LEASES, Lease, Root, entries, with_entries, without
 from zarr_manifests.ids import new_session_id, session_start
 from zarr_manifests.runtime import Runtime
 
@@ -225,7 +225,7 @@ def take(
         _check_start(root, held.session)
         if instead:
             others = (lease for lease in context.roots.leases(root) if lease.owner == owner)
-            root = without_leases(root, [lease.name for lease in others])
+            root = without(root, *(lease.name for lease in others))
         kept = tuple(lease for lease in root.leases if lease.lease_id != held.lease_id)
         held.term = _term(context, held)
         return replace(root, leases=(*kept, _lease(held, held.term)))
@@ -266,7 +266,7 @@ def _move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
             _check_start(root, session)
         locate(context, root, snapshot_id)
         term = _term(context, new)
-        return _with(without_leases(root, [old]), [_lease(new, term)])
+        return _with(without(root, old), [_lease(new, term)])
 
     context.roots.update_leases(change, "moving a lease", _ATTEMPTS)
     held.session, held.snapshot, held.term = session, snapshot_id, term
@@ -315,7 +315,7 @@ def give_up(context: Context, held: Held) -> None:
 
     def change(root: Root) -> Root:
         there = {lease.name for lease in context.roots.leases(root)}
-        return without_leases(root, [_name(held)]) if _name(held) in there else root
+        return without(root, _name(held)) if _name(held) in there else root
 
     context.roots.update_leases(change, "giving up a lease", _ATTEMPTS)
 
@@ -355,21 +355,9 @@ def _lease(held: Held, term: Term) -> Lease:
 
 
 def _name(held: Held) -> str:
-    return f"{held.session}/{held.lease_id.hex()}"
+    return f"{LEASES}{held.session}/{held.lease_id.hex()}"
 
 
 def _with(root: Root, leases: Iterable[Lease]) -> Root:
     """The root with these leases in itself, which override those in a page."""
-    new = {lease.name: lease for lease in leases}
-    kept = tuple(lease for lease in root.leases if lease.name not in new)
-    return replace(root, leases=(*kept, *new.values()))
-
-
-def without_leases(root: Root, names: Iterable[str]) -> Root:
-    """The root without these leases, hiding those that a page has."""
-    gone = set(names)
-    left = tuple(lease for lease in root.leases if lease.name not in gone)
-    hidden = root.deleted_leases
-    if root.pages.get("leases"):
-        hidden = tuple(dict.fromkeys((*hidden, *sorted(gone))))
-    return replace(root, leases=left, deleted_leases=hidden)
+    return with_entries(root, entries(root) | {lease.name: lease for lease in leases})

@@ -50,7 +50,13 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref
+from zarr_manifests.format.root import (
+    Branch,
+    Root,
+    check_ref_name,
+    known_ref,
+    without,
+)
 from zarr_manifests.format.snapshot import HistoryEntry, MarksPage, Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
 from zarr_manifests.planning.conflict import NO_MARK
@@ -505,8 +511,7 @@ class Refs:
 
         def change(root: Root) -> Root:
             known_ref(root.branches, name, "branch")
-            left = {other: branch for other, branch in root.branches.items() if other != name}
-            return replace(root, branches=left)
+            return without(root, HEADS + name)
 
         what = "delete branch", name, "", REF_ATTEMPTS
         self.context.roots.update(change, *what, leaves=True)
@@ -527,7 +532,7 @@ class Refs:
                 raise AlreadyExistsError(
                     f"tag {name!r} exists; tags do not move: choose another name"
                 )
-            if name in root.deleted_tags:
+            if TAGS + name in root.deleted:
                 raise AlreadyExistsError(
                     f"a tag {name!r} was deleted; its name is never used again, so that it cannot "
                     "come to mean something else"
@@ -543,9 +548,7 @@ class Refs:
 
         def change(root: Root) -> Root:
             known_ref(root.tags, name, "tag")
-            left = {other: ref for other, ref in root.tags.items() if other != name}
-            deleted = (*root.deleted_tags, name)
-            return replace(root, tags=left, deleted_tags=deleted)
+            return without(root, TAGS + name)
 
         what = "delete tag", name, "", REF_ATTEMPTS
         self.context.roots.update(change, *what, leaves=True)

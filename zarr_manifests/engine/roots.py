@@ -5,7 +5,7 @@ The swap is the only linearization point of the repository. The protocol:
 1. Before a version is replaced, its canonical form is archived (put-if-absent). So if version v+2
    exists, the archive of v+1 does too.
 2. The swap is one compare-and-swap with a fresh random write id.
-3. A root that would be too large moves refs and leases to pages (`planning.packing`), which
+3. A root that would be too large moves refs and leases to pages (`format.root`), which
    are written before the swap. `with_branch`, `with_ref`, `with_leases` and `whole` find them
    there.
 4. If a swap fails, or its answer is lost, the root is read again. The swap was a success if the
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -42,39 +42,39 @@ from zarr_manifests.errors import (
     StorageFullError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.records import MAGIC, MAX_ROOT_BYTES, BlobRef
+from zarr_manifests.format.records import MAGIC, MAX_ROOT_BYTES, BlobRef, Header
 from zarr_manifests.format.root import (
+    ALL,
+    LEASES,
     LOG_TAIL,
     ROOT_BYTES,
     ROOT_KEY,
-    SECTIONS,
     WRITE_ID_BYTES,
     Branch,
     Lease,
     LogEntry,
     Page,
     PageRef,
-    PageSpill,
     Root,
-    Section,
     absorb,
     archive_key,
     checked,
+    entries,
     known_ref,
-    lease_pages,
     leaving,
-    merge_at,
-    page_at,
-    plan_spills,
+    pages_with,
+    plan_spill,
     pulled,
+    with_entries,
     without,
 )
-from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.ids import lineage_of, snapshot_id_of
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import open_regular
 from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import ReadableStorage, TakesTurns, Token, Turn
+from zarr_manifests.versions import HEADS, TAGS
 
 
 def around(storage: ReadableStorage) -> Path | None:
@@ -252,11 +252,11 @@ class RootReader:
 
     def with_branch(self, root: Root, name: str) -> Root:
         """The root with that branch, loaded from a page if necessary."""
-        return self._with(root, name, ["branches"])
+        return self._with(root, _only(HEADS + name))
 
     def with_ref(self, root: Root, name: str) -> Root:
         """The root with the branch and the tag of that name, loaded from pages if necessary."""
-        return self._with(root, name, ["branches", "tags"])
+        return self._with(root, _only(HEADS + name), _only(TAGS + name))
 
     def branch(self, root: Root, name: str) -> Branch:
         """The branch, from the root or a page; raises `NotFoundError` if there is none."""
@@ -264,38 +264,35 @@ class RootReader:
 
     def tag(self, root: Root, name: str) -> BlobRef:
         """The snapshot that the tag points to; raises `NotFoundError` if there is no such tag."""
-        return known_ref(self._with(root, name, ["tags"]).tags, name, "tag")
-
-    def _with(self, root: Root, name: str, sections: Sequence[Section]) -> Root:
-        due = [
-            (section, at)
-            for section in sections
-            if (at := page_at(root, section, name)) is not None
-        ]
-        return pulled(root, self._load(root, due), name) if due else root
+        return known_ref(self._with(root, _only(TAGS + name)).tags, name, "tag")
 
     def with_leases(self, root: Root, session: str) -> Root:
         """The root with the leases of the session, loaded from pages if necessary."""
-        due = lease_pages(root, session)
-        pages = self._load(root, [("leases", at) for at in range(due.start, due.stop)])
-        return pulled(root, pages) if pages else root
+        # Their names begin with the copies' common prefix; hexadecimal digits or a slash follow.
+        lineage = LEASES + lineage_of(session)
+        return self._with(root, (lineage, f"{lineage}g"))
 
     def leases(self, root: Root) -> tuple[Lease, ...]:
         """All leases, from the root and from pages."""
-        pages = self._load(root, [("leases", at) for at in range(_count(root, "leases"))])
-        return pulled(root, pages).leases
+        return self._with(root, (LEASES, f"{LEASES}~")).leases
 
     def whole(self, root: Root) -> Root:
-        """The root with all refs and leases of all pages."""
-        due = [(section, at) for section in SECTIONS for at in range(_count(root, section))]
-        return pulled(root, self._load(root, due)) if due else root
+        """The root with all refs and leases of all pages, and without pages."""
+        return without(replace(self._with(root, ALL), pages=()))
 
-    def _load(self, root: Root, due: Sequence[tuple[Section, int]]) -> list[Page]:
-        def load(section: Section, at: int) -> Page:
-            page = self._pages.load(root.pages[section][at].blob, Page)
-            return checked(root, section, at, page)
+    def _with(self, root: Root, *spans: tuple[str, str]) -> Root:
+        due = pages_with(root, *spans)
+        return pulled(root, self._load(root, due), *spans) if due else root
 
-        return self._runtime.parallel([partial(load, section, at) for section, at in due])
+    def _load(self, root: Root, due: Iterable[int]) -> list[Page]:
+        def load(at: int) -> Page:
+            return checked(root, at, self._pages.load(root.pages[at].blob, Page))
+
+        return self._runtime.parallel([partial(load, at) for at in due])
+
+
+def _only(name: str) -> tuple[str, str]:
+    return name, name
 
 
 class Roots(RootReader):
@@ -353,39 +350,24 @@ class Roots(RootReader):
     def _paged(self, root: Root, keys: SessionKeys) -> Root:
         """Move refs and leases to pages until the root is small enough."""
         while root.refs_bytes > ROOT_BYTES:
-            spills = plan_spills(root)
-            if not any(spill.names for spill in spills):
+            due, moved = plan_spill(root)
+            if not moved and len(due) == 1:
                 return root
-            # From the last page to the first, so that positions before it stay valid.
-            for spill in sorted(spills, key=lambda spill: -(spill.page or 0)):
-                root = self._spilled(root, spill, keys)
+            old = [at for at in due if at < len(root.pages)]
+            pages = absorb(root, moved, self._load(root, old))
+            uploads = [Upload(keys.next("pages"), page.encode()) for page in pages]
+            self._runtime.parallel(
+                [partial(self._pages.create, each.key, each.data) for each in uploads]
+            )
+            new = []
+            for page, each in zip(pages, uploads, strict=True):
+                self._pages.remember(each.ref, page)
+                names = entries(page)
+                new.append(PageRef(min(names), each.ref, len(names)))
+            listed = *root.pages[: due.start], *new, *root.pages[due.stop :]
+            left = {name: value for name, value in entries(root).items() if name not in moved}
+            root = with_entries(replace(root, pages=listed), left)
         return root
-
-    def _spilled(self, root: Root, spill: PageSpill, keys: SessionKeys) -> Root:
-        section, at = spill.section, spill.page
-        pages = list(root.pages.get(section, ()))
-        old = None if at is None else self._load(root, [(section, at)])[0]
-        here = slice(0, 0) if at is None else slice(at, at + 1)
-        pages[here] = self._written(absorb(root, spill, old), keys)
-        root = without(root, spill)
-        root = replace(root, pages={**root.pages, section: tuple(pages)})
-        merged = merge_at(pages)
-        if merged is not None:
-            one, two = self._load(root, [(section, merged), (section, merged + 1)])
-            both = (pages[merged].first, len(one) + len(two), one | two)
-            pages[merged : merged + 2] = self._written([both], keys)
-            root = replace(root, pages={**root.pages, section: tuple(pages)})
-        return root
-
-    def _written(self, pages: Sequence[tuple[str, int, Page]], keys: SessionKeys) -> list[PageRef]:
-        refs, calls = [], []
-        for first, count, page in pages:
-            upload = Upload(keys.next("pages"), page.encode())
-            calls.append(partial(self._pages.create, upload.key, upload.data))
-            self._pages.remember(upload.ref, page)
-            refs.append(PageRef(first, upload.ref, count))
-        self._runtime.parallel(calls)
-        return refs
 
     @contextmanager
     def turn(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[bool]:
@@ -504,7 +486,7 @@ class Roots(RootReader):
             written_ms=self._runtime.now_ms(),
         )
         bare = new.bare().encode()
-        if len(bare) > ROOT_BYTES:  # includes the configuration, which has its own bound
+        if Header.of(bare).nbytes > ROOT_BYTES:  # with the configuration, which has its own bound
             new = self._paged(new, SessionKeys(at.root.version, self._runtime))
             bare = new.bare().encode()
         data, then_create = new.encode(), (archive_key(new.version), bare) if archived else None
@@ -658,7 +640,7 @@ class Roots(RootReader):
         def make(at: RootAt) -> tuple[Root, bytes]:
             version, now_ms = at.root.version + 1, self._runtime.now_ms()
             root = self.with_ref(at.root, ref) if ref else at.root
-            changed = _hiding(root, change(root), ref)
+            changed = change(root)
             what = leaving(operation, _place_of(root, operation, ref)) if leaves else operation
             by = operation_id, self._runtime.who()
             entry = LogEntry(version, now_ms, what, ref, snapshot, *by)
@@ -687,15 +669,3 @@ def _place_of(root: Root, operation: str, ref: str) -> str:
     """Id of the snapshot that the tag or branch is at."""
     blob = root.tags[ref] if operation.endswith("tag") else root.branches[ref].head
     return snapshot_id_of(blob.key)
-
-
-def _count(root: Root, section: Section) -> int:
-    return len(root.pages.get(section, ()))
-
-
-def _hiding(old: Root, new: Root, name: str) -> Root:
-    """The new root, with a deleted branch also marked as deleted if a page has it."""
-    hidden = [other for other in new.deleted_branches if other not in new.branches]
-    if name in old.branches and name not in new.branches and new.pages.get("branches"):
-        hidden.append(name)
-    return replace(new, deleted_branches=tuple(dict.fromkeys(hidden)))

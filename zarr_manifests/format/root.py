@@ -11,25 +11,27 @@ Invariant: a root that needs an unknown feature is refused.
 
 What the root has no room for is in *pages*: the branches, tags or leases in a range of names.
 Invariants: pages never change; the root overrides its pages; a deleted tag stays in its page as a
-name without a snapshot, so that the name is never used again.
+deleted name, so that the name is never used again.
 
-Each section of the root (the branches, the tags with deleted ones, or the leases) has pages in
-order of names, each with its own range of names. When the root is too large, the section that takes
-the most room moves names to one page: the page into whose range most of its names fall. Only that
-page is rewritten, and split if it has become too large. Pages grow with the section, so that there
-are never many more than `PAGES_MOST`. Invariants: `main` and the branch that was written last stay
-in the root; an entry in the root takes precedence over one in a page.
+Branches, tags and leases have full names: `refs/heads/`, `refs/tags/` or `leases/` comes before
+their own. Pages are in order of full names, each with its own range. When the root is too large, it
+moves entries to the page into whose range most of them fall. Only that page is rewritten, and split
+if it has become too large. Pages grow with their number of entries, and neighbours are joined, so
+that there are never many more than `PAGES_MOST`. Invariants: `main` and the branch that was written
+last stay in the root; an entry in the root takes precedence over one in a page.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, Literal
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.config import Config
@@ -63,6 +65,7 @@ from zarr_manifests.format.records import (
 )
 from zarr_manifests.ids import is_session_id, lineage_of, snapshot_key
 from zarr_manifests.keys import is_inside
+from zarr_manifests.versions import HEADS, TAGS
 
 COMPACTOR: Final = "compactor"
 COLLECTOR: Final = "collector"
@@ -163,7 +166,7 @@ class Branch(Record, frozen=True):
 
 
 class PageRef(ListRecord, frozen=True):
-    """Pointer to a page, which has the names from `first` up to the next page's `first`."""
+    """Pointer to a page, which has the full names from `first` up to the next page's `first`."""
 
     first: str
     blob: BlobRef
@@ -193,8 +196,8 @@ class Lease(ListRecord, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in pages, where leases of one session are neighbours."""
-        return f"{self.session}/{self.lease_id.hex()}"
+        """Its full name; leases of one session are neighbours."""
+        return f"leases/{self.session}/{self.lease_id.hex()}"
 
 
 class LogEntry(ListRecord, frozen=True):
@@ -211,9 +214,6 @@ class LogEntry(ListRecord, frozen=True):
     def __post_init__(self) -> None:
         check_numbers("root.log", self.version)
         check_numbers("root.log: a time", self.at_ms, most=MAX_MS)
-
-
-_NO_CONFIG: Final = Config()
 
 
 @lru_cache(maxsize=32)
@@ -258,8 +258,9 @@ class Root(Record, frozen=True, rename=_NAMES):
         The saved configuration.
     branches, tags : mapping
         Refs by name, those in pages excluded. A tag is the pointer to its snapshot.
-    deleted_tags : tuple of str
-        Names of deleted tags, which are never used again.
+    deleted : tuple of str
+        Full names of deleted tags, which are never used again, and of deleted branches and leases
+        that a page may still list.
     log : tuple of LogEntry
         The newest operations, oldest first, at most 32.
     leases : tuple of Lease
@@ -268,11 +269,9 @@ class Root(Record, frozen=True, rename=_NAMES):
         A session that began before this version and holds no lease may not commit.
     epochs : mapping of str to int
         Versions of the newest claims by a compactor and a collector.
-    pages : mapping of str to tuple of PageRef
-        Pages with the branches, tags and leases that the root has no room for; in the order of
+    pages : tuple of PageRef
+        Pages with the branches, tags and leases that the root has no room for; in the order of full
         names.
-    deleted_branches, deleted_leases : tuple of str
-        Names that a page still lists and that are deleted.
     collected : int
         The version at which the last collection began; refs of older versions cannot be restored.
     features : tuple of str
@@ -288,14 +287,12 @@ class Root(Record, frozen=True, rename=_NAMES):
     config: Config
     branches: Mapping[str, Branch] = {}
     tags: Mapping[str, BlobRef] = {}
-    deleted_tags: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
     log: tuple[LogEntry, ...] = ()
     leases: tuple[Lease, ...] = ()
     fence: Number = 0
     epochs: Mapping[str, Number] = {}
-    pages: Mapping[str, tuple[PageRef, ...]] = {}
-    deleted_branches: tuple[str, ...] = ()
-    deleted_leases: tuple[str, ...] = ()
+    pages: tuple[PageRef, ...] = ()
     collected: Number = 0
     features: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = {}
@@ -306,16 +303,14 @@ class Root(Record, frozen=True, rename=_NAMES):
             raise CorruptObjectError("root: invalid write id or version")
         check_numbers("root", self.version, self.fence, self.collected, *self.epochs.values())
         check_numbers("root.at_ms", self.written_ms, most=MAX_MS)
-        gone = *self.deleted_tags, *self.deleted_branches, *self.deleted_leases
-        check_texts("root", self.repository_id, *gone)
+        check_texts("root", self.repository_id, *self.deleted)
         if not _REPOSITORY_ID.fullmatch(self.repository_id):
             raise CorruptObjectError("root: invalid repository id")
         for name in (*self.branches, *self.tags):
             check_ref_name(name)
-        for section, pages in self.pages.items():
-            names = [page.first for page in pages]
-            if section not in SECTIONS or names != sorted(set(names)):
-                raise CorruptObjectError("root: pages of an unknown list, or out of order")
+        names = [page.first for page in self.pages]
+        if names != sorted(set(names)):
+            raise CorruptObjectError("root: pages are out of order")
 
     def holds_lease(self, session: str) -> bool:
         """Whether the root itself, pages excluded, lists a lease of the session or a copy of it.
@@ -358,8 +353,8 @@ class Root(Record, frozen=True, rename=_NAMES):
 
     @property
     def refs_bytes(self) -> int:
-        """Size of the canonical form without configuration and metadata, which have own bounds."""
-        return len(replace(self.bare(), config=_NO_CONFIG, metadata={}).encode())
+        """Size as msgpack without copies, configuration and metadata, which have own bounds."""
+        return len(pack(plain(replace(self.bare(), config=None, metadata={}))))
 
     def bare(self) -> Root:
         """The canonical form, without copies."""
@@ -386,29 +381,34 @@ class Root(Record, frozen=True, rename=_NAMES):
 
 # --- pages -------------------------------------------------------------------------------------
 
+LEASES: Final = "leases/"
+ALL: Final = ("", "~")
+"""Before and after all full names."""
+ROOT_BYTES: Final = 12 * 1024
+"""Size of the root as msgpack, without copies, above which refs and leases move to pages."""
+PAGES_MOST: Final = 32
+_ENTRIES_LEAST: Final = 256
+
 
 class Page(MetadataObject, frozen=True):
-    """Entries of one of the root's lists, in a range of names.
+    """Branches, tags and leases in a range of full names.
 
     Parameters
     ----------
-    branches : mapping of str to Branch
-        Branches by name.
-    tags : mapping of str to BlobRef or None
-        Tags by name; None for a deleted one.
-    leases : mapping of str to Lease
-        Leases by name.
+    branches, tags, leases
+        As in `Root`.
+    deleted : tuple of str
+        Full names of deleted tags.
     """
 
     branches: Mapping[str, Branch] = {}
-    tags: Mapping[str, BlobRef | None] = {}
-    leases: Mapping[str, Lease] = {}
+    tags: Mapping[str, BlobRef] = {}
+    leases: tuple[Lease, ...] = ()
+    deleted: tuple[str, ...] = ()
 
     _KIND = ObjectKind.PAGE
 
     def __post_init__(self) -> None:
-        if any(lease.name != name for name, lease in self.leases.items()):
-            raise CorruptObjectError("page: a lease has another name than its own")
         for name in (*self.branches, *self.tags):
             check_ref_name(name)
 
@@ -416,71 +416,66 @@ class Page(MetadataObject, frozen=True):
         """As a map for msgpack, in order of names."""
         return plain(self, ordered=True)
 
-    def section(self, name: str) -> Mapping[str, Any]:
-        """Its entries of that section, by name."""
-        found: Mapping[str, Any] = getattr(self, name)
-        return found
 
-    def __len__(self) -> int:
-        return len(self.branches) + len(self.tags) + len(self.leases)
-
-    def __or__(self, other: Page) -> Page:
-        return Page(*({**self.section(name), **other.section(name)} for name in SECTIONS))
+def entries(of: Root | Page) -> dict[str, Any]:
+    """What it says itself of each full name; None if that is deleted."""
+    found: dict[str, Any] = dict.fromkeys(of.deleted)
+    found |= {HEADS + name: branch for name, branch in of.branches.items()}
+    found |= {TAGS + name: tag for name, tag in of.tags.items()}
+    return found | {lease.name: lease for lease in of.leases}
 
 
-# --- pages of the root -------------------------------------------------------------------------
-
-type Section = Literal["branches", "tags", "leases"]
-
-SECTIONS: Final[tuple[Section, ...]] = ("branches", "tags", "leases")
-ROOT_BYTES: Final = 8 * 1024
-"""Size of the root, without copies, above which refs move to pages."""
-PAGES_MOST: Final = 32
-_ENTRIES_LEAST: Final = 256
-_BULK_BYTES: Final = 64 * 1024
-
-
-class PageSpill(Struct, frozen=True):
-    """The names that move from the root to one page of a section."""
-
-    section: Section
-    page: int | None
-    names: tuple[str, ...]
+def with_entries[T: (Root, Page)](of: T, entries: Mapping[str, Any]) -> T:
+    """The same, saying this; what is deleted is named if it is a tag, or may be in a page."""
+    held: dict[str, dict[str, Any]] = {HEADS: {}, TAGS: {}, LEASES: {}}
+    for section, some in held.items():
+        for name, value in entries.items():
+            if value is not None and name.startswith(section):
+                some[name.removeprefix(section)] = value
+    paged = bool(getattr(of, "pages", ()))
+    gone = (name for name, value in entries.items() if value is None)
+    return replace(
+        of,
+        branches=held[HEADS],
+        tags=held[TAGS],
+        leases=tuple(held[LEASES].values()),
+        deleted=tuple(name for name in gone if paged or name.startswith(TAGS)),
+    )
 
 
-def _entries(root: Root, section: Section) -> dict[str, Any]:
-    """What the root itself says of each name; None if it is deleted."""
-    own = getattr(root, section)
-    if section == "leases":
-        own = {lease.name: lease for lease in own}
-    return {**dict.fromkeys(getattr(root, f"deleted_{section}")), **own}
+def without(root: Root, *names: str) -> Root:
+    """The root without what has these full names."""
+    return with_entries(root, entries(root) | dict.fromkeys(names))
 
 
-def _with_entries(root: Root, section: Section, entries: Mapping[str, Any]) -> Root:
-    """The root that itself says this of the names of a section."""
-    own: Any = {name: value for name, value in entries.items() if value is not None}
-    if section == "leases":
-        own = tuple(own.values())
-    gone = tuple(name for name, value in entries.items() if value is None)
-    return replace(root, **{section: own, f"deleted_{section}": gone})
+def _place(pages: Sequence[PageRef], name: str) -> int:
+    """Position of the page that the full name belongs to."""
+    return max(0, bisect_right([page.first for page in pages], name) - 1)
 
 
-def page_at(root: Root, section: Section, name: str) -> int | None:
-    """Position of the page that may have the name; None if the root itself has it."""
-    own = name in _entries(root, section)
-    return None if own else _place(root.pages.get(section, ()), name)
+def pages_with(root: Root, *spans: tuple[str, str]) -> list[int]:
+    """Positions of the pages with full names in these ranges, of which both ends are part.
+
+    Not for a single name of which the root itself tells.
+    """
+    own = entries(root) if root.pages else {}
+    due = [span for span in spans if span[0] != span[1] or span[0] not in own]
+    places = {
+        at
+        for first, last in due
+        for at in range(_place(root.pages, first), _place(root.pages, last) + 1)
+    }
+    return sorted(places) if root.pages else []
 
 
-def lease_pages(root: Root, session: str) -> slice:
-    """The pages that can have leases of the session or of its copies."""
-    pages = root.pages.get("leases", ())
-    # Their names start with the copies' common prefix, followed by hexadecimal digits or a slash.
-    lineage = lineage_of(session)
-    first, last = _place(pages, lineage), _place(pages, f"{lineage}g")
-    return slice(0, 0) if first is None or last is None else slice(first, last + 1)
+def pulled(root: Root, pages: Iterable[Page], *spans: tuple[str, str]) -> Root:
+    """The root with what these pages have in these ranges of names; its own takes precedence."""
+    there = chain.from_iterable(entries(page).items() for page in pages)
+    found = {n: v for n, v in there if any(first <= n <= last for first, last in spans)}
+    return with_entries(root, found | entries(root))
 
 
-def checked(root: Root, section: Section, at: int, page: Page) -> Page:
+def checked(root: Root, at: int, page: Page) -> Page:
     """Return the page if its names match what the root says about it.
 
     Raises
@@ -488,93 +483,43 @@ def checked(root: Root, section: Section, at: int, page: Page) -> Page:
     CorruptObjectError
         If it has other names: they would be found in two places or in none.
     """
-    refs = root.pages[section]
-    names = page.section(section)
-    stop = refs[at + 1].first if at + 1 < len(refs) else None
-    sound = len(names) == len(page) == refs[at].count and all(
-        refs[at].first <= name and (stop is None or name < stop) for name in names
-    )
-    if not sound:
-        raise CorruptObjectError(f"{refs[at].blob.key} is not the expected page of {section}")
+    ref, names = root.pages[at], entries(page)
+    if len(names) != ref.count or any(
+        name < ref.first or _place(root.pages, name) != at for name in names
+    ):
+        raise CorruptObjectError(f"{ref.blob.key} is not the page that the root expects")
     return page
 
 
-def _place(pages: Sequence[PageRef], name: str) -> int | None:
-    if not pages:
-        return None
-    return max(0, bisect_right([page.first for page in pages], name) - 1)
+def plan_spill(root: Root) -> tuple[range, dict[str, Any]]:
+    """Which pages of a root that is too large to write anew, and which of its entries move there.
 
-
-def plan_spills(root: Root) -> list[PageSpill]:
-    """Return what moves out of a root that is too large; empty if nothing can.
-
-    It is one page's names, or all names of the section if it is very large.
+    It is one page, to which most entries move; or two neighbours, if there are too many pages.
     """
-    written = root.log[-1].ref if root.log else ""
-    entries = {section: _entries(root, section) for section in SECTIONS}
-    for stays in ("main", written):
-        if stays not in root.deleted_branches:
-            entries["branches"].pop(stays, None)
-    weights = {section: _weight(section, each) for section, each in entries.items()}
-    section = max(SECTIONS, key=lambda section: weights[section])
-    groups: dict[int | None, list[str]] = {}
-    for name in entries[section]:
-        groups.setdefault(_place(root.pages.get(section, ()), name), []).append(name)
-    spills = [PageSpill(section, page, tuple(group)) for page, group in groups.items()]
-    spills.sort(key=lambda spill: (-len(spill.names), spill.page or 0))
-    return spills if weights[section] > _BULK_BYTES else spills[:1]
+    pages = root.pages
+    if len(pages) > PAGES_MOST:
+        at = min(range(len(pages) - 1), key=lambda at: pages[at].count + pages[at + 1].count)
+        return range(at, at + 2), {}
+    stay = HEADS + "main", HEADS + (root.log[-1].ref if root.log else "")
+    own = {n: value for n, value in entries(root).items() if value is None or n not in stay}
+    places = {name: _place(pages, name) for name in own}
+    at = max(Counter(places.values()).items(), key=itemgetter(1), default=(0, 0))[0]
+    return range(at, at + 1), {name: own[name] for name, place in places.items() if place == at}
 
 
-def _weight(section: Section, entries: Mapping[str, Any]) -> int:
-    """About the bytes that these entries take in the root."""
-    held: list[Any] = [value for value in entries.values() if value is not None]
-    if section == "tags":
-        held = [[name, ref] for name, ref in entries.items() if ref is not None]
-    return len(pack(held)) + sum(map(len, entries))
-
-
-def absorb(root: Root, spill: PageSpill, old: Page | None) -> list[tuple[str, int, Page]]:
-    """Return the pages that replace `old`: first name, number of entries, page."""
-    section, own = spill.section, _entries(root, spill.section)
-    held = {} if old is None else dict(old.section(section))
-    for name in spill.names:
-        held.pop(name, None)
-        value = own[name]
-        if value is not None or section == "tags":  # the names of deleted tags stay
-            held[name] = value.bare() if isinstance(value, Branch) else value
-    total = max(len(held), sum(page.count for page in root.pages.get(section, ())))
+def absorb(root: Root, moved: Mapping[str, Any], old: Iterable[Page]) -> list[Page]:
+    """The pages that replace the old ones, with what moves there from the root."""
+    held: dict[str, Any] = {}
+    for page in old:
+        held |= entries(page)
+    held |= moved
+    names = sorted(name for name, v in held.items() if v is not None or name.startswith(TAGS))
+    total = max(len(names), sum(page.count for page in root.pages))
     most = max(_ENTRIES_LEAST, 2 * total // PAGES_MOST)
-    names, found = sorted(held), []
     parts = -(-len(names) // most)
+    found = []
     for i in range(parts):
         part = names[len(names) * i // parts : len(names) * (i + 1) // parts]
-        entries: Any = {section: {name: held[name] for name in part}}
-        found.append((part[0], len(part), Page(**entries)))
+        bare = {n: v.bare() if isinstance(v := held[n], Branch) else v for n in part}
+        found.append(with_entries(Page(), bare))
     return found
-
-
-def without(root: Root, spill: PageSpill) -> Root:
-    """The root without the names that have moved to a page."""
-    gone, own = set(spill.names), _entries(root, spill.section)
-    left = {name: value for name, value in own.items() if name not in gone}
-    return _with_entries(root, spill.section, left)
-
-
-def merge_at(pages: Sequence[PageRef]) -> int | None:
-    """The position of the smallest two neighbouring pages, if there are too many pages."""
-    if len(pages) <= PAGES_MOST:
-        return None
-    return min(range(len(pages) - 1), key=lambda i: pages[i].count + pages[i + 1].count)
-
-
-def pulled(root: Root, pages: Iterable[Page], only: str | None = None) -> Root:
-    """The root with the entries of these pages, or of the name `only`; its own take precedence."""
-    pages = [*pages]
-    for section in SECTIONS:
-        own = _entries(root, section)
-        for page in pages:
-            for name, value in page.section(section).items():
-                if only in (None, name):
-                    own.setdefault(name, value)
-        root = _with_entries(root, section, own)
-    return root

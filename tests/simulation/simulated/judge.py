@@ -756,7 +756,7 @@ class Judge:
         for known in self.kept().values():
             needed |= {snapshot_key(known.snapshot_id), *known.reach}
         needed |= self._shadowed(needed)
-        needed |= {page.blob.key for pages in root.pages.values() for page in pages}
+        needed |= {page.blob.key for page in root.pages}
         needed |= self._indexes() | self._needed_pages()
         leased = {lease.session.partition("-")[0] for lease in root.leases}
         return [

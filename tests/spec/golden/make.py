@@ -285,7 +285,7 @@ def pages(folder: Path) -> MemoryStorage:
     others = [i.key for i in repo.storage.list() if not i.key.startswith(("pages/", "root/"))]
     root = Root.from_object(repo.storage.get("current"))
     archives = [f"root/{v:020d}" for v in range(root.version - 3, root.version + 1)]
-    named = {page.blob.key for refs in root.pages.values() for page in refs}
+    named = {page.blob.key for page in root.pages}
     due = {key for key in (*kept, *others, *archives) if not key.startswith("pages/")} | named
     thinned = MemoryStorage()  # old pages and archives go, as maintenance may remove them
     for key in sorted(due):
@@ -340,9 +340,8 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
     in_page = Lease(b"\1" * 16, f"{1:012d}-{'1e' * 12}", first, 2**40, "in a page")
     given_up = replace(in_page, lease_id=b"\2" * 16, owner="given up")
     renewed = replace(leases[0], expires_ms=1, owner="before it was renewed")
-    paged = {lease.name: lease for lease in (in_page, given_up, renewed)}
-    page = Page(leases=paged)
-    listed = {"leases": (PageRef(min(paged), line.put("pages", page.encode()), len(page)),)}
+    page = Page(leases=(in_page, given_up, renewed), deleted=("refs/tags/long-ago",))
+    listed = (PageRef(in_page.name, line.put("pages", page.encode()), 4),)
     index = b"an index is not read"
     claimed = replace(
         branch,
@@ -362,7 +361,7 @@ def storage_root(storage: MemoryStorage, line: Any, first: str, newest: str) -> 
         fence=3,
         epochs={"collector": 5, "compactor": 6},
         pages=listed,
-        deleted_leases=(given_up.name,),
+        deleted=(given_up.name,),
         collected=2,
     ).with_log(entry)
     storage.create(f"root/{root.version:020d}", root.bare().encode())
@@ -509,7 +508,7 @@ def expected(folder: Path, storage: MemoryStorage) -> dict[str, Any]:
             if snapshot_id not in snapshots:
                 snapshots[snapshot_id] = snapshot_of(reader, found, fields)
     root = found.root
-    fields = ("features", "fence", "epochs", "collected", "deleted_leases")
+    fields = ("features", "fence", "epochs", "collected", "deleted")
     told = {name: root[name] for name in fields}
     told |= {"leases": found.leases(), "log": root["log"]}
     told = plain(told)

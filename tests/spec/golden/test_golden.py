@@ -252,7 +252,7 @@ def test_it_opens_for_writing(name: str, copied: Path) -> None:
     assert values_of(store, old) == due
     after = Roots(LocalStorage(copied / "repo"), SYSTEM).read().root
     kept = ("fence", "epochs", "collected", "leases", "pages")
-    kept += ("deleted_leases", "features", "metadata")
+    kept += ("deleted", "features", "metadata")
     assert [getattr(after, f) for f in kept] == [getattr(before, f) for f in kept]
     own = ("epoch", "floor", "index")
     old_main, new_main = before.branches["main"], after.branches["main"]

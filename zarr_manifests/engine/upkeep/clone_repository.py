@@ -55,6 +55,7 @@ from zarr_manifests.planning.garbage import ChunkRanges, Rows, parts
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import CloneReport
 from zarr_manifests.storage import Storage
+from zarr_manifests.versions import TAGS
 
 _AT_ONCE: Final = 64
 _AT_ONCE_BYTES: Final = 128 * 1024**2
@@ -228,7 +229,7 @@ class _Clone:
 
     def _tags(self, history: dict[str, BlobRef]) -> dict[str, BlobRef]:
         """The tags that the clone does not have yet; their snapshots are added to `history`."""
-        gone = () if self.whole is None else self.whole.deleted_tags
+        gone = () if self.whole is None else self.whole.deleted
         there = {} if self.whole is None else self.whole.tags
         found: dict[str, BlobRef] = {}
         for name, ref in self.source.tags.items():
@@ -238,7 +239,7 @@ class _Clone:
                     f"tag {name!r} of {self.storage.url} names another snapshot than the tag here; "
                     "delete one of them, or clone to an empty place"
                 )
-            if mine is None and name not in gone:
+            if mine is None and TAGS + name not in gone:
                 found[name] = ref
         for ref in found.values():
             floor = snapshot_id_of(ref.key) if self.expired else None
@@ -346,7 +347,7 @@ class _Clone:
                 source.config,
                 branches,
                 tags,
-                source.deleted_tags,
+                source.deleted,
                 (entry,),
                 fence=version,
                 metadata=source.metadata,
@@ -383,9 +384,7 @@ class _Clone:
                 whole,
                 branches={**kept, **new},
                 tags={**whole.tags, **tags},
-                deleted_tags=tuple(dict.fromkeys((*whole.deleted_tags, *source.deleted_tags))),
-                pages={s: refs for s, refs in whole.pages.items() if s not in ("branches", "tags")},
-                deleted_branches=(),
+                deleted=tuple(dict.fromkeys((*whole.deleted, *source.deleted))),
                 metadata={**whole.metadata, **source.metadata},
             )
 

@@ -61,7 +61,6 @@ from zarr_manifests.engine.ancestry import (
 )
 from zarr_manifests.engine.create import keep_reserve, with_reserve
 from zarr_manifests.engine.epochs import check_collector, claimed
-from zarr_manifests.engine.leases import without_leases
 from zarr_manifests.engine.metadata import ObjectReader
 from zarr_manifests.engine.roots import RootAt, RootReader, opened
 from zarr_manifests.engine.upkeep.compaction import compact
@@ -75,7 +74,7 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.chunk_table import native_keys
-from zarr_manifests.format.root import COLLECTOR, Branch, Root, archive_key
+from zarr_manifests.format.root import COLLECTOR, Branch, Root, archive_key, without
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
@@ -166,7 +165,7 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
         fence = choose_fence(times, version, now_ms, grace_ms, root.fence)
         expired = {lease.name for lease in context.roots.leases(root) if lease.expires_ms <= now_ms}
         epochs = claimed(root, COLLECTOR)
-        left = without_leases(root, expired)
+        left = without(root, *expired)
         return replace(left, fence=fence, collected=version, epochs=epochs)
 
     if dry_run:
@@ -244,7 +243,7 @@ def _mark(context: ReadContext, root: Root) -> _Marks:
     heads = {branch.head.key for branch in whole.branches.values()}
     held = {lease_name(one) for one in leases if snapshot_key(one.snapshot) not in heads}
     held_by = {one: until.get(one) for one in sorted({*holders.values(), *held} - {""})}
-    marked |= {page.blob.key for pages in root.pages.values() for page in pages}
+    marked |= {page.blob.key for page in root.pages}
     return _Marks(marked, held_by)
 
 
@@ -308,7 +307,7 @@ def _archived_pages(context: ReadContext, root: Root) -> set[str]:
             archived = context.roots.archived(version)
         except ObjectNotFoundError:
             return set()
-        return {page.blob.key for refs in archived.pages.values() for page in refs}
+        return {page.blob.key for page in archived.pages}
 
     return set().union(*context.runtime.parallel([partial(pages, v) for v in kept]))
 

@@ -44,13 +44,14 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, Branch, LogEntry, Root
+from zarr_manifests.format.root import COLLECTOR, COMPACTOR, ROOT_KEY, LogEntry, Root
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.progress import counted
 from zarr_manifests.reports import LoggedOperation, RecoveryReport
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import Token
+from zarr_manifests.versions import TAGS
 
 _ATTEMPTS = 100
 _KINDS = (COMPACTOR, COLLECTOR)
@@ -99,9 +100,7 @@ def restore_refs(context: Context, version: int, *, dry_run: bool = False) -> Re
                 )
                 for name, branch in old.branches.items()
             },
-            tags={n: ref for n, ref in old.tags.items() if n not in whole.deleted_tags},
-            pages={s: refs for s, refs in root.pages.items() if s not in ("branches", "tags")},
-            deleted_branches=(),
+            tags={n: ref for n, ref in old.tags.items() if TAGS + n not in whole.deleted},
         )
         moved = _moved(_heads(whole), _heads(new)), _moved(whole.tags, new.tags)
         report = RecoveryReport(version, root.version + 1, *moved, dry_run=dry_run)
@@ -184,7 +183,7 @@ def recover(
                 mine = [root for root in newer if root.repository_id == found.repository_id]
                 _check_collections(storage, version, mine, skipped)
             roots = Roots(storage, runtime)
-            new = _renewed(found, roots.whole(found).branches, next_version, runtime)
+            new = _renewed(roots.whole(found), next_version, runtime)
             if not dry_run:
                 at = roots.install(new, token)
                 if at is None:
@@ -286,24 +285,18 @@ def _archived(storage: Storage, runtime: Runtime, version: int) -> tuple[Root | 
     return root, str(problems[0]) if problems else ""
 
 
-def _renewed(
-    archived: Root, branches: Mapping[str, Branch], version: int, runtime: Runtime
-) -> Root:
-    """The new root, of that version, from an archived one and all its branches."""
+def _renewed(archived: Root, version: int, runtime: Runtime) -> Root:
+    """The new root, of that version, from an archived one with all its refs."""
     now_ms, operation = runtime.now_ms(), runtime.random_bytes(16)
     entry = LogEntry(version, now_ms, "recover", "", "", operation, runtime.who())
-    pages = {s: refs for s, refs in archived.pages.items() if s not in ("branches", "leases")}
     return replace(
         archived,
         version=version,
         branches={
             name: replace(branch, epoch=version if branch.epoch else 0)
-            for name, branch in branches.items()
+            for name, branch in archived.branches.items()
         },
-        pages=pages,
-        deleted_branches=(),
         leases=(),
-        deleted_leases=(),
         fence=version,
         collected=version,
         epochs={**archived.epochs, **dict.fromkeys(_KINDS, version)},

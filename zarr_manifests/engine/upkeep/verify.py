@@ -47,7 +47,16 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, NodeKind, Part, grouped
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import ROOT_KEY, LogEntry, Page, Root, archive_key, checked, pulled
+from zarr_manifests.format.root import (
+    ALL,
+    ROOT_KEY,
+    LogEntry,
+    Page,
+    Root,
+    archive_key,
+    checked,
+    pulled,
+)
 from zarr_manifests.format.snapshot import (
     HistoryEntry,
     HistoryPage,
@@ -474,17 +483,14 @@ def _check_pages(context: ReadContext, root: Root, found: _Findings) -> Root | N
     """The root with the entries of all its pages; None if a page is wrong."""
     before = len(found.problems)
     read: list[Page] = []
-    for section, pages in root.pages.items():
-        for at, ref in enumerate(pages):
-            page = _load(context, found, Link(ref.blob, Page))
-            found.objects += 1
-            if page is None:
-                continue
-            try:
-                read.append(checked(root, section, at, page))  # type: ignore[arg-type]
-            except CorruptObjectError as error:
-                found.add(ref.blob.key, error)
-    return None if len(found.problems) > before else pulled(root, read)
+    for at, ref in enumerate(root.pages):
+        page = _load(context, found, Link(ref.blob, Page))
+        found.objects += 1
+        try:
+            read += [] if page is None else [checked(root, at, page)]
+        except CorruptObjectError as error:
+            found.add(ref.blob.key, error)
+    return None if len(found.problems) > before else pulled(root, read, ALL)
 
 
 # --- archives ----------------------------------------------------------------------------------

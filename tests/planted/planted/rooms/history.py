@@ -38,8 +38,8 @@ FAULTS = [
     Fault(
         "name-of-a-deleted-tag-used-again",
         "engine/refs.py",
-        "deleted = (*root.deleted_tags, name)",
-        "deleted = root.deleted_tags",
+        "return replace(without(root, TAGS + name), swept=0)",
+        "return replace(without(root, TAGS + name), swept=0, deleted=())",
     ),
     Fault(
         "ambiguous-name-guessed",

@@ -75,7 +75,7 @@ FAULTS = [
     Fault(
         "deleted-tag-restored",
         "engine/upkeep/recover.py",
-        "for n, ref in old.tags.items() if n not in whole.deleted_tags}",
+        "for n, ref in old.tags.items() if TAGS + n not in whole.deleted}",
         "for n, ref in old.tags.items()}",
     ),
     Fault(
