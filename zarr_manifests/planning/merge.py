@@ -110,6 +110,19 @@ def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
     return _gather([table], table.box, rows if table.index is None else table.index[rows], rows)
 
 
+def without_unused_sessions(table: ChunkTable) -> ChunkTable:
+    """The same rows, without session ids that no row refers to."""
+    native = table.kind == RefKind.NATIVE
+    used = np.unique(table.source[native])
+    if len(used) == len(table.sources):
+        return table
+    place = np.zeros(len(table.sources), np.int64)
+    place[used] = np.arange(len(used))
+    source = table.source.copy()
+    source[native] = place[source[native]]
+    return replace(table, source=source, sources=tuple(table.sources[i] for i in used.tolist()))
+
+
 def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
     """The table without the rows at these coordinates (int64[n, ndim])."""
     keep = np.ones(len(table), np.bool_)
