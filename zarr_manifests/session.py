@@ -797,8 +797,7 @@ class Session:
             decodes to, NaN where there is no value), `sum` and `mean`. Integers are added exactly,
             and are float64 where a sum has more than 64 bits; all else is added as float64, also
             where xarray decodes to float32. With weights, `weight` is their sum, and only `mean` is
-            weighted. If the array has the attribute `statistics_std = 1`, `std` is the standard
-            deviation. `attrs` say how many chunks were answered, how many were read, and their
+            weighted. `attrs` say how many chunks were answered, how many were read, and their
             bytes.
 
         Raises

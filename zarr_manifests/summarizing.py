@@ -61,7 +61,7 @@ _BLOCK_BYTES: Final = 32 << 20
 _ABREAST: Final = 4
 _FOR_TASKS: Final = 8
 """Fewer blocks are read here."""
-_COLUMNS: Final = ("count", "missing", "min", "max", "sum", "mean", "weight", "std")
+_COLUMNS: Final = ("count", "missing", "min", "max", "sum", "mean", "weight")
 _ROUNDED: Final = 1e-13
 """Weights of cells that are not stored are a difference, which may be off by such a part."""
 
@@ -326,8 +326,6 @@ class _Summary:
             clip = clips(coords, array.meta.shape, array.meta.chunk_shape)
             counts = self._are("whole", coords) & (bounds.clip == clip) & ~_unknown(bounds.sums)
             cells = clipped_cells(clip, array.meta.chunk_shape)
-            if self._meaning.deviations:
-                counts &= ~np.isnan(bounds.squares)
             if self._digest is not None:
                 bounds = self._weighted(bounds, coords, cells, self._digest)
                 counts &= ~np.isnan(bounds.weights)
@@ -373,7 +371,6 @@ class _Summary:
         array, node = self._array, self._array.node
         pages = known.pages(node.node_id)
         usable = pages is not None and pages.meaning == self._meaning.digest
-        usable = usable and not self._meaning.deviations  # which pages do not have
         if pages is None or not usable or not note_unchanged(array.contents, node, region):
             return array.chunks(node, region)
         counts = (pages.bounds.clip == 0) & ~_unknown(pages.bounds.sums)
@@ -473,8 +470,7 @@ class _Summary:
             if self._digest is not None:
                 own = tuple(piece.weights if axis.is_weighted else None for axis, piece in each)
                 weights = CellWeights(own, self._digest)
-            how: Any = {"weights": weights, "deviations": self._meaning.deviations}
-            rows = measure(block, lengths, missing, **how)
+            rows = measure(block, lengths, missing, weights=weights)
             high_sums: IndexArray | int = 0
             if rows.sums.dtype.kind == "i" and (rows.sums == NO_SUM).any():
                 wide = np.where(np.isin(block, missing), block.dtype.type(0), block)
@@ -517,9 +513,7 @@ class _Summary:
         columns = {"count": count, "missing": totals.missing, "min": low, "max": high}
         columns |= {"sum": sums, "mean": mean}
         columns |= {} if self._digest is None else {"weight": totals.weight}
-        if self._meaning.deviations:
-            columns["std"] = totals.deviations(count) * abs(scale)
-        measured = ("min", "max", "mean", "std")
+        measured = ("min", "max", "mean")
         data = {
             name: (dims, one.reshape(shape), units if name in measured else {})
             for name, one in columns.items()
@@ -546,7 +540,7 @@ class _Summary:
         along = [np.bincount(axis.codes, axis.weights, axis.groups) for axis in self._axes]
         weight = _product(_crossed(along))[groups] - totals.covered[groups]
         weight = np.where((absent > 0) | (weight <= _ROUNDED * totals.covered[groups]), 0, weight)
-        declared = np.where(weight, weight * float(fill), 0), weight, np.zeros(len(groups))
+        declared = np.where(weight, weight * float(fill), 0), weight
         made = Bounds(low, low, absent == 0, absent, nan, sums, none, *declared)
         totals.add(made, groups, rest, high_sums=high_sums)
 

@@ -99,5 +99,3 @@ def test_what_cannot_be_aggregated_is_told(air: tuple[str, xr.Dataset]) -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=said):
             zms.aggregate(NO_SPARK, air[0], values, where="t > 1")
-    with pytest.raises(InvalidArgumentError, match="set its attribute statistics_std"):
-        zms.aggregate(NO_SPARK, air[0], {"t": ["std"]})

@@ -67,7 +67,7 @@ _DTYPES: Final = re.compile(
 
 _UNREADABLE: Final = CorruptObjectError, UnsupportedFormatError
 _COUNTS: Final = ("bounded", "missing", "nan", "clip")
-_FLOATS: Final = ("sums", "weighted", "weights", "squares")
+_FLOATS: Final = ("sums", "weighted", "weights")
 """Columns that are left out where nothing is known."""
 _COLUMNS: Final = ("low", "high", *_COUNTS, *_FLOATS)
 _UNKNOWN: Final = np.empty(0)
@@ -91,7 +91,6 @@ class StoredBounds(Record, frozen=True):
     sums: Any = None
     weighted: Any = None
     weights: Any = None
-    squares: Any = None
     digest: Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)] | None = None
 
 
@@ -118,9 +117,6 @@ class Bounds(Struct, frozen=True, eq=False):
     weighted, weights : float64[n], optional
         Sum of the values that are not missing, each times the weight of its cell, and sum of these
         weights; NaN if they are not known.
-    squares : float64[n], optional
-        Sum of the squared deviations of the values that are not missing from their mean; NaN if it
-        is not known. Of pages, it is not.
     digest : bytes, optional
         Hash of the weights of all cells of the array; empty if there are none.
 
@@ -139,7 +135,6 @@ class Bounds(Struct, frozen=True, eq=False):
     clip: Column
     weighted: npt.NDArray[np.float64] = _UNKNOWN
     weights: npt.NDArray[np.float64] = _UNKNOWN
-    squares: npt.NDArray[np.float64] = _UNKNOWN
     digest: bytes = b""
 
     def __post_init__(self) -> None:
@@ -196,7 +191,7 @@ class Bounds(Struct, frozen=True, eq=False):
         counts = np.array([self.missing.sum()]), np.array([self.nan.sum()])
         with np.errstate(invalid="ignore", over="ignore"):
             weighted = np.array([self.weighted.sum()]), np.array([self.weights.sum()])
-        rest: Any = (*counts, total, clip, *weighted, _UNKNOWN, self.digest)
+        rest: Any = (*counts, total, clip, *weighted, self.digest)
         if not len(some):
             return Bounds(self.low[:1], self.high[:1], self.bounded[:1], *rest)
         low, high = self.low[some], self.high[some]

@@ -48,7 +48,6 @@ _ATTRIBUTES: Final = ("_FillValue", "missing_value", "_Unsigned", "_Encoding", "
 _UNREAD: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 WEIGHTS: Final = re.compile(r"([^\s:]+):\s*(\S+)")
 """A dimension, and what the weights along it are."""
-_NO: Final = ("", "0", "0.0", "false", "no", "none")
 _EXACT: Final = 2**53
 """Xarray compares larger integers as floats, which also takes their neighbours for missing."""
 _MAX_TEXT_BYTES: Final = 4096
@@ -85,8 +84,6 @@ class Meaning(Struct, frozen=True, eq=False):
     weights : mapping of str to str
         By dimension, the weights of cells that the attribute `statistics_weights` declares, such as
         `"lat: cos"`. They are no part of the meaning.
-    deviations : bool
-        Whether the attribute `statistics_std` asks for squared deviations; no part of it either.
 
     Examples
     --------
@@ -110,7 +107,6 @@ class Meaning(Struct, frozen=True, eq=False):
     fill: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(()))
     laid_out: np.dtype[Any] = field(default_factory=lambda: np.dtype("V"))
     weights: Mapping[str, str] = {}
-    deviations: bool = False
 
     @classmethod
     def of(cls, documents: Mapping[str, bytes]) -> Meaning:
@@ -166,9 +162,7 @@ def _of_documents(v3: bytes | None, v2: bytes | None, v2_attributes: bytes | Non
     if found is None or fields.get("storage_transformers"):
         return Meaning(digest, lossless)
     weights = dict(WEIGHTS.findall(str(attributes.get("statistics_weights", ""))))
-    asked = str(attributes.get("statistics_std", 0)).lower() not in _NO
-    deviations = asked and found[1].kind in "biuf"
-    return Meaning(digest, lossless, True, *found, weights, deviations)
+    return Meaning(digest, lossless, True, *found, weights)
 
 
 def _digest(value: Any) -> bytes:

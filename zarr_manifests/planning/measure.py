@@ -51,7 +51,6 @@ def measure(
     *,
     weights: CellWeights | None = None,
     at: Coords | None = None,
-    deviations: bool = False,
 ) -> Bounds:
     """Measure the chunks of a block; one row for each, in C order.
 
@@ -69,8 +68,6 @@ def measure(
     weights : CellWeights, optional
         Those of the block, of numbers; with `at`, the coordinates of its first chunk, those of the
         array.
-    deviations : bool
-        Whether to measure squared deviations, too.
 
     Examples
     --------
@@ -98,8 +95,7 @@ def measure(
         own = CellWeights(tuple(own.along[axis] for axis in axes), own.digest)
     values, chunk_shape = values.transpose(axes), [chunk_shape[axis] for axis in axes]
     dtype, number, marks = _numbers(values.dtype, missing)
-    names = ["squares"] * deviations + ["weighted", "weights"] * (own is not None)
-    kinds = (number, number, "i8", "i8", _adds(number), *["f8"] * len(names))
+    kinds = (number, number, "i8", "i8", _adds(number), *["f8", "f8"] * (own is not None))
     grid = Box((0,) * values.ndim, grid_shape(values.shape, chunk_shape))
     columns = [np.empty(grid.hi, kind) for kind in kinds]
     for box in grid.pieces(_SLAB // math.prod(chunk_shape)):
@@ -110,20 +106,18 @@ def measure(
             found = _measured(block.ravel(), [block.size], marks)
         else:
             found = _measured(block, chunk_shape, marks)
-        if names:
+        if own is not None:
             present = _present(block, marks, some=bool(np.any(found[2])))
-            found += [_squares(*present, chunk_shape)] if deviations else []
-            found += [] if own is None else own.inside(inside).weigh(present, chunk_shape)
+            found += own.inside(inside).weigh(present, chunk_shape)
         place = tuple(slice(lo, hi) for lo, hi in zip(box.lo, box.hi, strict=True))
         for column, one in zip(columns, found, strict=True):
             column[place] = one
     back = [axes.index(axis) for axis in range(len(axes))]
     columns = [column.transpose(back).ravel() for column in columns]
     bounds = _bounds(dtype, clips, cells, *columns[:5])
-    if not names:
+    if own is None:
         return bounds
-    more: dict[str, Any] = dict(zip(names, columns[5:], strict=True))
-    return replace(bounds, digest=b"" if own is None else own.digest, **more)
+    return replace(bounds, weighted=columns[5], weights=columns[6], digest=own.digest)
 
 
 def _adds(number: np.dtype[Any]) -> np.dtype[Any]:
@@ -208,21 +202,6 @@ class CellWeights(Struct, frozen=True, eq=False, dict=True):
                 found = [one * factor for one in found]
             found = [_reduced_along(np.add, one, axis, chunk_shape[axis], _FLOAT) for one in found]
         return found
-
-
-@_quiet
-def _squares(added: _Values, there: _Values, chunk_shape: Sequence[int]) -> _Values:
-    """Sums of the squared deviations from the mean of each chunk; infinite with infinities."""
-    sums, cells = (_reduced(np.add, one, chunk_shape, _FLOAT) for one in (added, there))
-    cells = np.maximum(cells, 1)
-    means = np.where(np.isfinite(sums), sums, 0.0) / cells
-    for axis, (size, chunk) in enumerate(zip(added.shape, chunk_shape, strict=True)):
-        means = np.repeat(means, np.diff([*range(0, size, chunk), size]), axis)
-    off = added.astype(np.float64) - means
-    off = off * there
-    sums, squares = (_reduced(np.add, one, chunk_shape, _FLOAT) for one in (off, off * off))
-    found = np.maximum(squares - sums * sums / cells, 0.0)
-    return np.where(np.isfinite(found), found, np.inf)
 
 
 def _present(numbers: _Values, marks: _Values, *, some: bool) -> tuple[_Values, _Values]:
@@ -493,8 +472,6 @@ class Totals:
         self.bounded = np.zeros(groups, np.bool_)
         self.is_float = dtype.kind == "f"
         self.sums, self.weighted, self.weight, self.covered = np.zeros((4, groups))
-        # Of deviations from the mean of a group's first row, and of their squares.
-        self.first, self.off, self.squares = np.full((3, groups), [[np.nan], [0.0], [0.0]])
         # Integers, in two halves: their sum may exceed 64 bits.
         self._halves = np.zeros((2, groups), np.int64)
 
@@ -514,7 +491,6 @@ class Totals:
         np.add.at(self.covered, groups, covered)
         np.add.at(self.weighted, groups, bounds.weighted)
         np.add.at(self.weight, groups, bounds.weights)
-        self._add_squares(bounds, groups, cells - bounds.missing, high_sums)
         some = bounds.bounded
         at, low, high = groups[some], bounds.low[some], bounds.high[some]
         new = at[~self.bounded[at]]
@@ -528,25 +504,6 @@ class Totals:
             return
         np.add.at(self._halves[0], groups, high_sums + (bounds.sums >> HALF))
         np.add.at(self._halves[1], groups, bounds.sums & LOW)
-
-    def _add_squares(
-        self, bounds: Bounds, groups: IndexArray, numbers: IndexArray, high_sums: IndexArray | int
-    ) -> None:
-        some = numbers > 0
-        at, number = groups[some], numbers[some].astype(np.float64)
-        high = np.broadcast_to(high_sums, len(some))[some] * 2.0**HALF
-        means = (bounds.sums[some] + high) / number
-        new = np.isnan(self.first[at]) & np.isfinite(means)
-        self.first[at[new]] = means[new]
-        off = means - np.nan_to_num(self.first[at])
-        np.add.at(self.off, at, number * off)
-        np.add.at(self.squares, at, bounds.squares[some] + number * off * off)
-
-    def deviations(self, count: IndexArray) -> npt.NDArray[np.float64]:
-        """The standard deviation of each group with so many values; NaN for none."""
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            variance = np.maximum(self.squares - self.off * self.off / count, 0.0) / count
-        return np.where(np.isfinite(variance) & (count > 0), np.sqrt(np.abs(variance)), np.nan)
 
     def integers(self) -> list[int]:
         """The sums of integers."""

@@ -38,7 +38,7 @@ from zarr_manifests.spark.tasks import mapped, run_tasks
 from zarr_manifests.spark.worker import run_arrow
 from zarr_manifests.texts import known_as, shown
 
-_FUNCTIONS: Final = ("count", "missing", "min", "max", "sum", "mean", "std")
+_FUNCTIONS: Final = ("count", "missing", "min", "max", "sum", "mean")
 
 
 def read(
@@ -283,8 +283,7 @@ def aggregate(
     url : str, path, storage or Repository
         The repository.
     values : mapping of str to sequence of str
-        By path of each array, what to compute: `count`, `missing`, `min`, `max`, `sum`, `mean`; and
-        `std`, if it has the attribute `statistics_std = 1`.
+        By path of each array, what to compute: `count`, `missing`, `min`, `max`, `sum`, `mean`.
     by, weights
         As in `Session.summarize`.
     where : str, optional
@@ -326,10 +325,6 @@ def aggregate(
     run, parts = partial(run_tasks, spark), []
     for path, given in values.items():
         found = opened.summarize(path, where, by=by, weights=weights, run=run)
-        if "std" in given and "std" not in found:
-            raise InvalidArgumentError(
-                f"{path} has no standard deviations: set its attribute statistics_std to 1"
-            )
         name = path.strip("/").replace("/", "_")
         parts.append(found[[*given]].rename({how: f"{name}_{how}" for how in given}))
     # Where one array has labels that another one lacks, it has no cells.

@@ -93,7 +93,6 @@ class ArrayTarget:
             meaning.missing,
             weights=self._weights if self.is_weighted else None,
             at=box.lo,
-            deviations=meaning.deviations,
         )
         self._measured.append((box, bounds))
 

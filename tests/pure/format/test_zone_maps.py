@@ -45,8 +45,7 @@ def bounds_of(low: Any, high: Any, bounded: Any = None, counts: Any = None) -> B
     sums = np.full(n, np.nan) if kind is None else (nan - missing).astype(kind)
     weighted: Any = ()
     if kind is not None and n % 2:
-        squares = np.where(some, 0.5, np.nan)
-        weighted = nan / 3, np.where(missing > nan, np.nan, 2.5), squares, bytes(16)
+        weighted = nan / 3, np.where(missing > nan, np.nan, 2.5), bytes(16)
     return Bounds(np.asarray(low), np.asarray(high), some, missing, nan, sums, clip, *weighted)
 
 
@@ -83,7 +82,7 @@ def test_bounds_are_exact_and_those_of_texts_only_grow(bounds: Bounds) -> None:
     for name in ("missing", "nan", "clip", "sums"):
         np.testing.assert_array_equal(getattr(found, name), getattr(bounds, name))
     assert found.digest == bounds.digest
-    for name in ("weighted", "weights", "squares"):
+    for name in ("weighted", "weights"):
         np.testing.assert_array_equal(getattr(found, name), getattr(bounds, name))
     whole = bounds.around()  # of a page
     assert whole.bounded[0] == some.any()

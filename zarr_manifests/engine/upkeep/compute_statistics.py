@@ -114,22 +114,19 @@ class _MeasuredArray(Struct, frozen=True):
             [min(n, end - i * n) for i, n, end in zip(at, shape, ends, strict=True)]
             for at, _ in chunks
         ]
-        how: Any = {"deviations": self.meaning.deviations}
         if self.weights is None and all(size == [*shape] for size in sizes):
-            return measure(values, shape, missing, **how)
+            return measure(values, shape, missing)
         found = []
         for row, ((first, *others), (at, _)) in enumerate(zip(sizes, chunks, strict=True)):
             begin = row * shape[0]
             inside = values[(slice(begin, begin + first), *map(slice, others))]
-            found.append(measure(inside, shape, missing, weights=self.weights, at=at, **how))
+            found.append(measure(inside, shape, missing, weights=self.weights, at=at))
         return Bounds.joined(found)
 
     def holds(self, zones: ZoneTable) -> npt.NDArray[np.bool_]:
         """Which entries have the cells that the array has now, and what it declares (bool[n])."""
         clip, bounds = clips(zones.coords(), self.meta.shape, self.meta.chunk_shape), zones.bounds
         found: npt.NDArray[np.bool_] = bounds.clip == clip
-        if self.meaning.deviations:
-            found &= ~np.isnan(bounds.squares)
         if self.weights is not None:
             found &= ~np.isnan(bounds.weighted_by(self.weights.digest).weights)
         return found

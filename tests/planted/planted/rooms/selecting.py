@@ -66,12 +66,6 @@ FAULTS = [
         "",
     ),
     Fault(
-        "squares-of-deviations-cancel",
-        "planning/measure.py",
-        "    off = added.astype(np.float64) - means\n",
-        "    off = added.astype(np.float64)\n",
-    ),
-    Fault(
         "a-dataset-answers-without-its-values-being-decoded",
         "xarray/backend.py",
         "    if not decodes and marks:",
