@@ -36,8 +36,6 @@ from zarr_manifests.keys import split
 from zarr_manifests.ondemand import need
 from zarr_manifests.planning.meaning import Meaning
 from zarr_manifests.planning.measure import (
-    HALF,
-    LOW,
     CellRuns,
     CellWeights,
     GroupedAxis,
@@ -62,6 +60,7 @@ _ABREAST: Final = 4
 _FOR_TASKS: Final = 8
 """Fewer blocks are read here."""
 _COLUMNS: Final = ("count", "missing", "min", "max", "sum", "mean", "weight")
+_LOW: Final = 2**32 - 1
 _ROUNDED: Final = 1e-13
 """Weights of cells that are not stored are a difference, which may be off by such a part."""
 
@@ -471,14 +470,15 @@ class _Summary:
                 own = tuple(piece.weights if axis.is_weighted else None for axis, piece in each)
                 weights = CellWeights(own, self._digest)
             rows = measure(block, lengths, missing, weights=weights)
-            high_sums: IndexArray | int = 0
-            if rows.sums.dtype.kind == "i" and (rows.sums == NO_SUM).any():
+            sums = rows.sums
+            if sums.dtype.kind == "i" and (sums == NO_SUM).any():
                 wide = np.where(np.isin(block, missing), block.dtype.type(0), block)
-                high_sums = measure(wide >> HALF, lengths, missing[:0]).sums
-                rows = replace(rows, sums=measure(wide & LOW, lengths, missing[:0]).sums)
+                halves = (measure(half, lengths, missing[:0]) for half in (wide >> 32, wide & _LOW))
+                high, low = (half.sums.astype(object) for half in halves)
+                sums = high * 2**32 + low
             codes = self._codes(_crossed([piece.codes for piece in pieces]))
             covered = _product(_crossed([piece.run_weights for piece in pieces]))
-            found.append((rows, codes, clipped_cells(rows.clip, lengths), covered, high_sums))
+            found.append((rows, codes, clipped_cells(rows.clip, lengths), covered, sums))
         return found
 
     # --- the answer -------------------------------------------------------------------------------
@@ -494,8 +494,8 @@ class _Summary:
         scale, offset = packing_of(attributes)
         low, high = self._ends()
         sums: _Values = totals.sums
-        if not totals.is_float:
-            whole = totals.integers()
+        if sums.dtype.kind == "O":
+            whole = sums.tolist()
             holding = np.uint64 if totals.low.dtype.kind == "u" else np.int64
             ends, either = np.iinfo(holding), {0, *whole}
             exact = low.dtype.kind != "f" and ends.min <= min(either) <= max(either) <= ends.max
@@ -527,22 +527,18 @@ class _Summary:
         rest = reduce(np.multiply.outer, every, np.ones((), np.int64)).ravel() - totals.cells
         groups = np.flatnonzero(rest)
         rest, none = rest[groups], np.zeros(len(groups), np.int64)
-        low, sums = np.full(len(groups), fill), np.zeros(len(groups), sum_type(fill.dtype))
-        high_sums = none
+        low, sums = np.full(len(groups), fill), np.zeros(len(groups), totals.sums.dtype)
         absent = rest if fill != fill or fill in self._meaning.missing else none
         if not absent.any():
-            found = [fill.item() * n for n in rest.tolist()]
-            if not totals.is_float:
-                high_sums = np.array([one >> HALF for one in found])
-                found = [one & LOW for one in found]
-            sums[:] = found
+            sums[:] = [fill.item() * n for n in rest.tolist()]
         nan = rest if fill != fill else none
         along = [np.bincount(axis.codes, axis.weights, axis.groups) for axis in self._axes]
         weight = _product(_crossed(along))[groups] - totals.covered[groups]
         weight = np.where((absent > 0) | (weight <= _ROUNDED * totals.covered[groups]), 0, weight)
         declared = np.where(weight, weight * float(fill), 0), weight
-        made = Bounds(low, low, absent == 0, absent, nan, sums, none, *declared)
-        totals.add(made, groups, rest, high_sums=high_sums)
+        unsaid = np.zeros(len(groups), sum_type(fill.dtype))
+        made = Bounds(low, low, absent == 0, absent, nan, unsaid, none, *declared)
+        totals.add(made, groups, rest, sums=sums)
 
     def _ends(self) -> tuple[_Values, _Values]:
         """The least and the greatest value of each group as xarray decodes them; NaN for none."""

@@ -341,13 +341,8 @@ def _without(values: _Values, missing: npt.NDArray[np.bool_]) -> tuple[_Values, 
 
 # --- groups ---------------------------------------------------------------------------------------
 
-type Rows = tuple[Bounds, IndexArray, IndexArray, _Values, IndexArray | int]
-"""Rows, the group of each, the numbers and weights of all its cells, and what is too large for its
-sum, in units of 2^32."""
-
-HALF: Final = 32
-"""Bits of the lower one of the two halves in which sums of integers are kept."""
-LOW: Final = 2**HALF - 1
+type Rows = tuple[Bounds, IndexArray, IndexArray, _Values, _Values]
+"""Rows, the group of each, the numbers and weights of all its cells, and its sum."""
 
 
 class GroupedAxis(Struct, frozen=True, eq=False):
@@ -470,10 +465,9 @@ class Totals:
         self.cells, self.missing, self.nan = np.zeros((3, groups), np.int64)
         self.low, self.high = np.zeros(groups, dtype), np.zeros(groups, dtype)
         self.bounded = np.zeros(groups, np.bool_)
-        self.is_float = dtype.kind == "f"
-        self.sums, self.weighted, self.weight, self.covered = np.zeros((4, groups))
-        # Integers, in two halves: their sum may exceed 64 bits.
-        self._halves = np.zeros((2, groups), np.int64)
+        # Integers have no end: their sum may exceed 64 bits.
+        self.sums: _Values = np.zeros(groups, np.float64 if dtype.kind == "f" else object)
+        self.weighted, self.weight, self.covered = np.zeros((3, groups))
 
     @_quiet
     def add(
@@ -482,9 +476,9 @@ class Totals:
         groups: IndexArray,
         cells: IndexArray,
         covered: _Values | float = 0.0,
-        high_sums: IndexArray | int = 0,
+        sums: _Values | None = None,
     ) -> None:
-        """Add `Rows`, each to a group."""
+        """Add `Rows`, each to a group; with those sums, or with that of the bounds."""
         np.add.at(self.cells, groups, cells)
         np.add.at(self.missing, groups, bounds.missing)
         np.add.at(self.nan, groups, bounds.nan)
@@ -499,12 +493,4 @@ class Totals:
         self.bounded[new] = True
         np.minimum.at(self.low, at, low)
         np.maximum.at(self.high, at, high)
-        if self.is_float:
-            np.add.at(self.sums, groups, bounds.sums)
-            return
-        np.add.at(self._halves[0], groups, high_sums + (bounds.sums >> HALF))
-        np.add.at(self._halves[1], groups, bounds.sums & LOW)
-
-    def integers(self) -> list[int]:
-        """The sums of integers."""
-        return [(high << HALF) + low for high, low in zip(*self._halves.tolist(), strict=True)]
+        np.add.at(self.sums, groups, bounds.sums if sums is None else sums)

@@ -80,7 +80,7 @@ FAULTS = [
     Fault(
         "large-sums-wrap-around",
         "summarizing.py",
-        '            if rows.sums.dtype.kind == "i" and (rows.sums == NO_SUM).any():',
+        '            if sums.dtype.kind == "i" and (sums == NO_SUM).any():',
         "            if False:",
     ),
     Fault(
