@@ -134,7 +134,6 @@ def samples() -> dict[str, Any]:
             4,
             {"collector": 3},
             (PageRef("refs/heads/a", placed("deltas", None), 7),),
-            due,
             6,
             FEATURES,
             {"title": ["a", {"b": 1.5}]},
