@@ -15,7 +15,8 @@ Invariant: a number marked exact is exact for every reader of the snapshot, what
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Count, Counted, Delta, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
-from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, NodeFacts
 from zarr_manifests.planning.live_deltas import (
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 _UNKNOWN: Final = -1
 _UNSURE: Final = Amount(chunks_exact=False, nbytes_exact=False)
-_NOT_TOLD: Final = (NotAtHandError, CorruptObjectError)  # readers get the error of damage
 
 
 def amounts_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Amount]:
@@ -159,23 +159,20 @@ class Effect(Struct, frozen=True, eq=False):
         if "arrays" not in known:
             known = sums_of(amounts_of(parent), parent.nodes.values())
         touched = _touched(parent, delta, {count.node_id for count in self.counts}, self.paths)
-        amounts = _amounts_among(parent, touched)
-        before = sums_of(amounts, touched.before.values())
+        amounts = _amounts_among(parent, *touched)
+        before, after = (nodes.values() for nodes in touched)
+        gone = sums_of(amounts, before)
         lay_over(amounts, entry)
-        return changed_sums(known, before, sums_of(amounts, touched.after.values()))
-
-
-class _Touched(NamedTuple):
-    """Nodes by path before and after a commit: at least those it touches."""
-
-    before: Mapping[str, Node]
-    after: Mapping[str, Node]
+        return changed_sums(known, gone, sums_of(amounts, after))
 
 
 def _touched(
     view: SnapshotView, delta: Delta, node_ids: Iterable[bytes], paths: Iterable[str] = ()
-) -> _Touched:
-    """The nodes that the delta names, and those with these ids, which may be at these paths."""
+) -> tuple[dict[str, Node], dict[str, Node]]:
+    """Nodes by path before and after a commit: at least those that it touches.
+
+    These are those that the delta names, and those with these ids, which may be at these paths.
+    """
     named = {*paths, *delta.deleted, *(node.path for node in delta.nodes)}
     before = {path: node for path in sorted(named) if (node := view.nodes.get(path)) is not None}
     # A node that the delta makes is new unless it was at one of these paths.
@@ -185,14 +182,16 @@ def _touched(
         if node is not None:
             before[node.path] = node
     after = {path: node for path, node in before.items() if path not in delta.deleted}
-    return _Touched(before, after | {node.path: node for node in delta.nodes})
+    return before, after | {node.path: node for node in delta.nodes}
 
 
-def _amounts_among(view: SnapshotView, touched: _Touched) -> dict[bytes, Amount]:
+def _amounts_among(
+    view: SnapshotView, before: Mapping[str, Node], after: Mapping[str, Node]
+) -> dict[bytes, Amount]:
     """The amounts of the touched nodes; loads no other page."""
-    counts = _counted(view.counts_among(node.node_id for node in touched.before.values()))
+    counts = _counted(view.counts_among(node.node_id for node in before.values()))
     found = _laid_over(counts, view.base_sequence, view.snapshot.deltas)
-    ids = {node.node_id for node in (*touched.before.values(), *touched.after.values())}
+    ids = {node.node_id for node in (*before.values(), *after.values())}
     return {node_id: amount for node_id, amount in found.items() if node_id in ids}
 
 
@@ -203,11 +202,11 @@ def effect_of(
 
     `tables` are the delta's; those that are not in memory are among the objects.
     """
-    touched = _touched(view, delta, {*tables, *delta.truncated})
-    amounts = _amounts_among(view, touched)
-    nodes = {node.node_id: node for node in touched.before.values()}
-    counts = _Counter(view, nodes, amounts, objects).counts(delta, tables, touched.after.values())
-    return Effect(counts, touched.before.keys())
+    before, after = _touched(view, delta, {*tables, *delta.truncated})
+    amounts = _amounts_among(view, before, after)
+    nodes = {node.node_id: node for node in before.values()}
+    counts = _Counter(view, nodes, amounts, objects).counts(delta, tables, after.values())
+    return Effect(counts, before.keys())
 
 
 def sums_after(
@@ -260,61 +259,42 @@ class _Counter:
         return tuple(c for c in found.values() if c.chunks or c.nbytes or c.counted)
 
     def _change(self, node_id: bytes, cut: Coords | None, tables: Sequence[Rows]) -> Count:
+        boxes = self._all_boxes(node_id)
         dead = node_id not in self._nodes
-        whole = dead or (cut is not None and self._cuts_all(node_id, cut))
-        change = NOTHING if cut is None or whole else self._lost(node_id, cut)
-        resident = [rows for rows in tables if isinstance(rows, ChunkTable)]
-        if resident:
-            change += self._laid_over(node_id, cut, resident, new=whole)
-        boxes = () if whole else self._all_boxes(node_id)
+        if cut is not None:
+            kept = Box((0,) * len(cut), cut)
+            dead = dead or not any(kept.overlaps(box) for box in boxes)
+        change = NOTHING if cut is None or dead or self._lies_in(node_id, cut) else _UNSURE
         for rows in tables:
-            if not isinstance(rows, Spilled):
-                continue
-            if any(box.overlaps(rows.box) for box in boxes):
-                change += self._laid_over(node_id, cut, [rows_of(self._objects, rows)], new=False)
-            else:
+            if not dead and any(box.overlaps(rows.box) for box in boxes):
+                change += self._laid_over(node_id, cut, rows_of(self._objects, rows))
+            elif isinstance(rows, Spilled):
                 change += Amount(len(rows) - rows.unset, rows.nbytes)
-        return change.to_count(node_id, Counted.WHOLE if whole else Counted.EXACT)
+            else:
+                change += amount_of(rows)
+        return change.to_count(node_id, Counted.WHOLE if dead else Counted.EXACT)
 
-    def _laid_over(
-        self, node_id: bytes, cut: Coords | None, tables: Sequence[ChunkTable], *, new: bool
-    ) -> Amount:
-        """How many chunks and bytes these tables, which have no chunk in common, add.
-
-        `new` says that there were none before.
-        """
-        each = [table for table in tables if len(table)] or list(tables[:1])
-        is_set = _joined([table.kind for table in each]) != RefKind.UNSET
-        length = _joined([table.length for table in each])
-        there = lengths = np.zeros(len(length), np.int64)
-        if not new:
-            there, lengths = self._before(node_id, _joined([t.coords() for t in each]), cut)
-        chunks = int(is_set.sum()) - int((there == 1).sum())
-        told = lengths != _UNKNOWN
-        nbytes = int(length[is_set].sum()) - int(lengths[told].sum())
-        return Amount(chunks, nbytes, bool((there != _UNKNOWN).all()), bool(told.all()))
-
-    def _cuts_all(self, node_id: bytes, cut: Coords) -> bool:
-        """Whether everything stored is beyond the cut."""
-        if 0 in cut:
-            return True
-        kept = Box((0,) * len(cut), cut)
-        return not any(kept.overlaps(box) for box in self._all_boxes(node_id))
-
-    def _lost(self, node_id: bytes, cut: Coords) -> Amount:
-        """What the truncation removes, as a change."""
-        return NOTHING if self._lies_in(node_id, cut) else _UNSURE
+    def _laid_over(self, node_id: bytes, cut: Coords | None, table: ChunkTable) -> Amount:
+        """How many chunks and bytes this table adds to those that are there."""
+        there, lengths = self._before(node_id, table, cut)
+        told, new = lengths != _UNKNOWN, amount_of(table)
+        return Amount(
+            new.chunks - int((there == 1).sum()),
+            new.nbytes - int(lengths[told].sum()),
+            bool((there != _UNKNOWN).all()),
+            bool(told.all()),
+        )
 
     def _before(
-        self, node_id: bytes, coords: IndexArray, cut: Coords | None
+        self, node_id: bytes, new: ChunkTable, cut: Coords | None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """For each chunk, whether it existed (0, 1, -1: unknown) and its length (-1: unknown)."""
-        there, lengths = np.zeros(len(coords), np.int64), np.zeros(len(coords), np.int64)
-        if not len(coords):
-            return there, lengths
-        around = Box.around_coords(coords)
-        over = [box for box in self._boxes.get(node_id, ()) if box.overlaps(around)]
-        near = self._near(node_id, coords, over)
+        there, lengths = np.zeros(len(new), np.int64), np.zeros(len(new), np.int64)
+        coords = new.coords()
+        near = self._view.index.locate(node_id, coords) >= 0
+        for box in self._boxes.get(node_id, ()):
+            if box.overlaps(new.box):
+                near |= lies_in(box, coords)
         if cut is not None:
             near &= inside(coords, cut)
         due = coords[near]
@@ -322,22 +302,12 @@ class _Counter:
             return there, lengths
         there[near] = 1 if self._is_full(node_id) else _UNKNOWN
         lengths[near] = _UNKNOWN
-        try:
+        with suppress(NotAtHandError, CorruptObjectError):  # readers get the error of damage
             table = self._at_hand.chunks_at(node_id, due)
-        except _NOT_TOLD:
-            return there, lengths
-        there[near], lengths[near] = _looked_up(table, due)
+            rows = np.full(len(due), -1) if table is None else rows_at(table, due)
+            there[near] = rows >= 0
+            lengths[near] = 0 if table is None else np.where(rows >= 0, table.length[rows], 0)
         return there, lengths
-
-    def _near(
-        self, node_id: bytes, coords: IndexArray, over: Sequence[Box]
-    ) -> npt.NDArray[np.bool_]:
-        """Which of the coordinates are in a leaf's box, or in one of these boxes of live deltas."""
-        near = self._view.index.locate(node_id, coords) >= 0
-        for box in over:
-            rest = np.flatnonzero(~near)
-            near[rest] = lies_in(box, coords[rest])
-        return near
 
     def _is_full(self, node_id: bytes) -> bool:
         """Whether the array has all of its chunks."""
@@ -357,21 +327,6 @@ class _Counter:
         around = self._view.index.around(node_id)
         boxes = self._boxes.get(node_id, [])
         return boxes if around is None else [*boxes, around]
-
-
-def _joined(arrays: Sequence[IndexArray]) -> IndexArray:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _looked_up(
-    table: ChunkTable | None, coords: IndexArray
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Whether the table has each of the coordinates, and the lengths."""
-    rows = np.full(len(coords), -1) if table is None else rows_at(table, coords)
-    lengths = np.zeros(len(coords), np.int64)
-    if table is not None:
-        lengths[rows >= 0] = table.length[rows[rows >= 0]]
-    return (rows >= 0).astype(np.int64), lengths
 
 
 def totals_of(view: SnapshotView) -> Usage:
