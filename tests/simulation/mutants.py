@@ -213,12 +213,10 @@ def left_to_others_and_written(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("A relocated append keeps its chunks where they were.", 15)
-def appended_in_place(patch: pytest.MonkeyPatch) -> None:
-    def put(result: Any, move: Any, table: Any) -> None:
-        result.put_table(move.node_id, table)
-
-    patch.setattr(rebasing, "_put_shifted", put)
+@mutant("A relocated append loses its chunks.", 15)
+def appended_chunks_lost(patch: pytest.MonkeyPatch) -> None:
+    shift = rebasing._shift
+    patch.setattr(rebasing, "_shift", lambda to, move: shift(to, replace(move, steps=None)))
 
 
 @mutant("A commit lands on a branch that was reset to a history without its base.", 5)

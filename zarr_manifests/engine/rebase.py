@@ -68,9 +68,7 @@ from zarr_manifests.planning.appends import Relocation, plan_relocation
 from zarr_manifests.planning.components import (
     Changes,
     Component,
-    DocumentChange,
     apart,
-    compare_documents,
     with_shape,
 )
 from zarr_manifests.planning.conflict import (
@@ -198,9 +196,11 @@ def rebase_changes(
         If they cannot be put on top of what came first.
     """
     mine = changes.all_parts() if mine is None else mine
+    if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, changes, mine):
+        return Moved(context.open_branch(tip), changes, apart=True)
     on, moved = _onto(context, view, tip, changes, mine, rebasing)
     if not moved.dropped and moved.nodes == changes.nodes:
-        return Moved(on, changes, moved.apart)
+        return Moved(on, changes)
     result = replace(changes.copy(), nodes=dict(moved.nodes))
     for node_id, coords in moved.dropped.items():
         around, gone = Box.around_coords(coords), set(map(tuple, coords.tolist()))
@@ -226,8 +226,6 @@ def _onto(
     mine: Tables,
     rebasing: Rebasing,
 ) -> tuple[SnapshotView, Rebased]:
-    if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, changes, mine):
-        return context.open_branch(tip), Rebased((), changes.nodes, apart=True)
     done: dict[bytes, IndexArray] = {}
     if rebasing.net:
         on = context.open_branch(tip)
@@ -444,56 +442,38 @@ def _relocated(
         )
     if not moves:
         return None
-    rest, appended = changes.copy(), {}
+    there = changes.copy()
     for move in moves:
-        appended[move.node_id] = _take_append(rest, move, view)
-    rebased = rebase_changes(context, view, tip, rest, rebasing)
-    on, result = rebased.on, rebased.changes
-    for move in moves:
-        node = result.nodes.get(move.path) or on.nodes[move.path]
+        node = there.nodes[move.path]
+        assert node is not None  # it was made longer
         shape = list(node.array_meta.shape)
         shape[move.axis] = move.length
-        result.nodes[move.path] = with_shape(node, tuple(shape))
-        if move.steps is not None:
-            for rows in appended[move.node_id]:
-                _put_shifted(result, move, result.rows(rows))
-            moved(result, move.node_id, move.axis, move.first, move.steps)
+        there.nodes[move.path] = with_shape(node, tuple(shape))
+        _shift(there, move)
+    # Their chunks are now beside those of others, like all else that a rebase lets pass.
+    rebased = rebase_changes(context, view, tip, there, rebasing)
+    on, result = rebased.on, rebased.changes
     uneven = [move for move in moves if move.steps is None]
     return Moved(on, relocating.rewrite(workspace, on, result, uneven) if uneven else result)
 
 
-def _take_append(rest: ChangeSet, move: Relocation, view: SnapshotView) -> list[Rows]:
-    """Take the append out of the changes; return its chunks."""
-    before, node = view.nodes[move.path], rest.nodes.pop(move.path, None)
-    if node is not None and before.array is not None:
-        other = with_shape(node, before.array.shape)
-        if compare_documents(before, other) != DocumentChange():
-            rest.nodes[move.path] = other  # attributes
-    appended: list[Rows] = []
-    parts = rest.parts(move.node_id)
-    rest.chunks.pop(move.node_id, None)
-    rest.tables.pop(move.node_id, None)
-    for rows in parts:
-        if isinstance(rows, Spilled) and not rows.unset and rows.box.lo[move.axis] >= move.first:
-            appended.append(rows)
-            continue
-        table = rest.rows(rows)
-        beyond = table.coords()[:, move.axis] >= move.first
-        for keep, taken in ((beyond & (table.kind != RefKind.UNSET), True), (~beyond, False)):
-            part = select(table, keep)
-            if len(part) and taken:
-                appended.append(part)
-            elif len(part):
-                rest.put_table(move.node_id, part)
-    return appended
-
-
-def _put_shifted(result: ChangeSet, move: Relocation, table: ChunkTable) -> None:
-    coords = table.coords().copy()
-    coords[:, move.axis] += move.steps or 0
-    shifted = rearranged(table, np.ones(len(table), np.bool_), coords)
-    if shifted is not None:
-        result.put_table(move.node_id, shifted)
+def _shift(changes: ChangeSet, move: Relocation) -> None:
+    """Move the appended chunks of an array to their new place, or out of it if that is uneven."""
+    parts = changes.parts(move.node_id)
+    changes.chunks.pop(move.node_id, None)
+    changes.tables.pop(move.node_id, None)
+    for table in map(changes.rows, parts):
+        coords = table.coords()
+        beyond = coords[:, move.axis] >= move.first
+        keep = ~beyond
+        if move.steps is not None:
+            coords[beyond, move.axis] += move.steps
+            keep |= table.kind != RefKind.UNSET
+        shifted = rearranged(table, keep, coords)
+        if shifted is not None:
+            changes.put_table(move.node_id, shifted)
+    if move.steps is not None:
+        moved(changes, move.node_id, move.axis, move.first, move.steps)
 
 
 # --- replay ---------------------------------------------------------------------------------------

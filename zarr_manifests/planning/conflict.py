@@ -73,14 +73,11 @@ class Rebased(Struct, frozen=True):
         Nodes to make or change on the tip, by path; None deletes one.
     dropped : mapping of bytes to int64[n, ndim]
         By node id: chunks of this commit that are dropped in favour of the others'.
-    apart : bool
-        Whether the others are known to have touched no node and none of its chunks.
     """
 
     conflicts: tuple[Conflict, ...]
     nodes: Mapping[str, Node | None] = {}
     dropped: Mapping[bytes, IndexArray] = {}
-    apart: bool = False
 
 
 class _Found(Struct, frozen=True):
