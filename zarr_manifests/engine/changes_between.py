@@ -22,7 +22,7 @@ were moved count as written where they are, and as deleted where they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, Literal
@@ -66,7 +66,7 @@ from zarr_manifests.planning.changes import (
     classify_cells,
     records_of,
 )
-from zarr_manifests.planning.components import NodeChange, compare_documents, replayed
+from zarr_manifests.planning.components import Changes, compare_documents, replayed
 from zarr_manifests.planning.live_deltas import lies_in
 from zarr_manifests.planning.merge import agree
 from zarr_manifests.progress import counted
@@ -75,13 +75,6 @@ from zarr_manifests.reports import Diff
 type Mode = Literal["log", "net"]
 
 _AT_ONCE: Final = 64
-
-
-class LoggedCommit(Struct, frozen=True):
-    """A commit: the id of its snapshot, and its delta."""
-
-    snapshot_id: str
-    log: BlobRef
 
 
 def changes_between(
@@ -106,11 +99,16 @@ def changes_between(
         view = None if before is None else context.open_view(before)
 
     def records() -> Iterator[Change]:
+        read = counted("reading commits", commits)
         with if_expired(context, start, end):  # some of the range may expire meanwhile
-            if mode == "log":
-                yield from _log(context, view, commits)
-            else:
-                yield from _net(context, view, end, commits)
+            if mode == "net":
+                new, deltas = context.open_view(end), [delta for _, delta in read]
+                yield from records_of(net_changes(context, view, new, deltas, read=False))
+                return
+            nodes = () if view is None else view.nodes.values()
+            each = replayed(nodes, ((delta, tables_of(context, delta)) for _, delta in read))
+            for (snapshot_id, _), changes in zip(commits, each, strict=True):
+                yield from records_of(changes, snapshot_id)
 
     return records()
 
@@ -120,25 +118,25 @@ def chunks_there(view: SnapshotView, node_id: bytes, coords: IndexArray) -> npt.
     return ~agree(None, view.chunks_at(node_id, coords), coords)
 
 
+type Commit = tuple[str, Delta]
+"""The id of its snapshot, and what it changed."""
+
+
 def commits_between(
     context: ReadContext, start: str | None, end: BlobRef, floor: str | None = None
-) -> tuple[list[LoggedCommit], BlobRef | None]:
-    """The commits, oldest first, and the snapshot before the first of them.
-
-    Their deltas are fetched.
-    """
+) -> tuple[list[Commit], BlobRef | None]:
+    """The commits, oldest first, and the snapshot before the first of them."""
     stop = None if start is None else snapshot_key(start)
-    commits: list[LoggedCommit] = []
-    due: list[Snapshot] = []
+    commits: list[Commit] = []
+    due: list[tuple[str, Snapshot]] = []
     before: BlobRef | None = None
     for ref, snapshot in ancestors(context, end):
         if ref.key == stop:
             before = ref
             break
-        commits.append(LoggedCommit(snapshot_id_of(ref.key), snapshot.log.bare()))
-        due.append(snapshot)
+        due.append((snapshot_id_of(ref.key), snapshot))
         if len(due) == _AT_ONCE:
-            _check_logs(context, due)
+            commits += _loaded(context, due)
             due = []
         if snapshot.parent is not None and snapshot_id_of(ref.key) == floor:
             raise _expired(start, end, f"the history of the branch begins at {floor}")
@@ -147,36 +145,17 @@ def commits_between(
             f"snapshot {start} is not an ancestor of {snapshot_id_of(end.key)}; give the older "
             "one first"
         )
-    _check_logs(context, due)
+    commits += _loaded(context, due)
     return commits[::-1], before
 
 
-def _check_logs(context: ReadContext, snapshots: list[Snapshot]) -> None:
-    """Fetch the commits' deltas, and check that the manifests they name exist."""
-    loads = [partial(delta_of, context, snapshot) for snapshot in snapshots]
+def _loaded(context: ReadContext, due: Sequence[tuple[str, Snapshot]]) -> Iterator[Commit]:
+    """The commits of these snapshots; the manifests that they name exist."""
+    loads = [partial(delta_of, context, snapshot) for _, snapshot in due]
     deltas: list[Delta] = context.runtime.parallel(loads)
     manifests = [ref.blob.key for delta in deltas for ref in delta.manifests]
     context.runtime.parallel([partial(context.storage.head, key) for key in manifests])
-
-
-def _log(
-    context: ReadContext, before: SnapshotView | None, commits: list[LoggedCommit]
-) -> Iterator[Change]:
-    loads = (
-        context.objects.load(commit.log, Delta) for commit in counted("reading commits", commits)
-    )
-    nodes = () if before is None else before.nodes.values()
-    each = replayed(nodes, ((delta, tables_of(context, delta)) for delta in loads))
-    for commit, changes in zip(commits, each, strict=True):
-        yield from records_of(changes, commit.snapshot_id)
-
-
-def _net(
-    context: ReadContext, before: SnapshotView | None, end: BlobRef, commits: list[LoggedCommit]
-) -> Iterator[Change]:
-    loads = counted("reading commits", commits)
-    deltas = [context.objects.load(commit.log, Delta) for commit in loads]
-    return records_of(net_changes(context, before, context.open_view(end), deltas, read=False))
+    return zip((snapshot_id for snapshot_id, _ in due), deltas, strict=True)
 
 
 @contextmanager
@@ -276,7 +255,7 @@ def changed_cells(
         before = None
         if start is not None and logged:
             commits, before = commits_between(context, start, end.head, end.floor)
-            deltas = [context.objects.load(commit.log, Delta) for commit in commits]
+            deltas = [delta for _, delta in commits]
         elif start is not None:
             before = snapshot_ref(context, start)
         old = None if before is None else context.open_view(before)
@@ -284,12 +263,7 @@ def changed_cells(
         pairs = [_pair(path, old, new) for path in paths]
         kept = {was.node.node_id for was, now in pairs if was and _means_the_same(was, now)}
         changes = net_changes(context, old, new, deltas, kept, read=False)
-        arrays = [
-            _changed(was, now, changes.nodes.get(was.node.node_id))
-            if was is not None and now is not None and was.node.node_id in kept
-            else _replaced(was, now)
-            for was, now in pairs
-        ]
+        arrays = [_changed(was, now, kept, changes) for was, now in pairs]
         found = classify_cells([_path(pair) for pair in pairs], arrays)
     return replace(found, start=start, end=snapshot_id_of(end.head.key))
 
@@ -358,34 +332,28 @@ def _means_the_same(was: _Array, now: _Array | None) -> bool:
     return not compare_documents(was.node, now.node).structure
 
 
-def _changed(was: _Array, now: _Array, change: NodeChange | None) -> ChangedArray:
-    """What has happened to an array, by what makes the one snapshot into the other."""
-    written = gone = np.empty((0, len(now.meta.shape)), np.int64)
-    dropped = was.chunks(_cut_off(was.meta.grid.hi, change.cut if change else None))
-    if change is not None and change.chunks is not None:
-        coords, unset = change.chunks.coords(), change.chunks.kind == RefKind.UNSET
-        written, gone = coords[~unset], coords[unset]
-    edges = _moved_edges(was.meta, now.meta)
-    # Appends write all chunks at the edge again; nothing is looked up for them then.
-    exposed = now.chunks(box for box in edges if int(lies_in(box, written).sum()) < box.size)
-    gone = np.concatenate([dropped, gone])
-    return ChangedArray(was.shape, now.shape, written, gone, exposed, was.there, now.there)
-
-
-def _replaced(was: _Array | None, now: _Array | None) -> ChangedArray:
-    """An array that is another one now: every chunk was dropped, or written."""
+def _changed(
+    was: _Array | None, now: _Array | None, kept: Container[bytes], changes: Changes
+) -> ChangedArray:
+    """What has happened to an array; one that is not kept is another now, with other chunks."""
     some = now or was
     assert some is not None  # `_pair` has found one
-    nothing = np.empty((0, len(some.meta.shape)), np.int64)
-    return ChangedArray(
-        None if was is None else was.shape,
-        None if now is None else now.shape,
-        nothing if now is None else now.chunks(),
-        nothing if was is None else was.chunks(),
-        nothing,
-        (was or some).there,
-        (now or some).there,
-    )
+    written = dropped = exposed = np.empty((0, len(some.meta.shape)), np.int64)
+    if was is not None and now is not None and was.node.node_id in kept:
+        change = changes.nodes.get(was.node.node_id)
+        dropped = was.chunks(_cut_off(was.meta.grid.hi, change.cut if change else None))
+        if change is not None and change.chunks is not None:
+            coords, unset = change.chunks.coords(), change.chunks.kind == RefKind.UNSET
+            written, dropped = coords[~unset], np.concatenate([dropped, coords[unset]])
+        # Appends write all chunks at the edge again; nothing is looked up for them then.
+        edges = _moved_edges(was.meta, now.meta)
+        exposed = now.chunks(box for box in edges if int(lies_in(box, written).sum()) < box.size)
+    else:
+        written = written if now is None else now.chunks()
+        dropped = dropped if was is None else was.chunks()
+    before, after = (None if each is None else each.shape for each in (was, now))
+    looks = (was or some).there, (now or some).there
+    return ChangedArray(before, after, written, dropped, exposed, *looks)
 
 
 def _moved_edges(was: ArrayMeta, now: ArrayMeta) -> Iterator[Box]:
