@@ -27,7 +27,7 @@ came first.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import reduce
 from typing import Any, Final
@@ -64,9 +64,6 @@ STRUCTURAL: Final = frozenset(
 `dtype` turns integers into booleans and time spans, `_Encoding` bytes into text, and
 `_ARRAY_DIMENSIONS` names the axes in Zarr v2. `valid_min` and the like are not used for decoding.
 """
-
-type TakeMine = Callable[[str], bool]
-"""Whether the first side's value of an attribute wins if both sides have changed it."""
 
 type _Name = tuple[str, ...]
 """Of a field, or of an attribute."""
@@ -125,7 +122,7 @@ def compare_documents(before: Node, after: Node) -> DocumentChange:
 
 
 def merge_documents(
-    base: Node, mine: Node, theirs: Node, take_mine: TakeMine | None = None
+    base: Node, mine: Node, theirs: Node, winning: Container[str] = ()
 ) -> dict[str, bytes]:
     """Merge the documents of a node that both sides have changed since `base`.
 
@@ -134,69 +131,46 @@ def merge_documents(
     base, mine, theirs : Node
         The node in three versions. If one side has changed the structure, the other has changed
         nothing. If both have changed the shape, it is along one axis only or to the same shape.
-    take_mine : callable, optional
-        Whether my value of an attribute wins that both have changed; by default theirs does.
+    winning : container of str
+        The attributes of which my value wins if both have changed it; else theirs does.
     """
-    merged: dict[str, bytes] = {}
-    names = dict.fromkeys((*base.documents, *theirs.documents, *mine.documents))
-    for name in names:
-        was, ours, other = (n.documents.get(name) for n in (base, mine, theirs))
-        if ours == other or other == was:
-            found = ours
-        elif ours == was:
-            found = other
-        else:
-            found = _merged(name, was, (ours, other), (mine, theirs), take_mine)
-        if found is not None:
-            merged[name] = found
-    return merged
+
+    def attribute(name: str, _: Any, ours: Any, other: Any) -> Any:
+        return ours if name in winning else other
+
+    def part(name: str, *sides: Any) -> Any:
+        if name == "shape":
+            return [max(axis) for axis in zip(*sides[1:], strict=True)]
+        was, ours, other = ({} if side is _GONE else side for side in sides)
+        are_objects = all(isinstance(side, dict) for side in (was, ours, other))
+        return _three_way(was, ours, other, attribute) if are_objects else other  # structure
+
+    def document(name: str, *sides: Any) -> Any:
+        was, ours, other = (_object(None if side is _GONE else side) for side in sides)
+        merged = _three_way(was, ours, other, attribute if name == V2_ATTRIBUTES else part)
+        return _encoded(merged) if merged or _GONE not in sides[1:] else _GONE
+
+    return _three_way(base.documents, mine.documents, theirs.documents, document)
 
 
-def _merged(
-    name: str,
-    was: bytes | None,
-    sides: tuple[bytes | None, bytes | None],
-    nodes: tuple[Node, Node],
-    take_mine: TakeMine | None,
-) -> bytes | None:
-    """Merge one document that both sides have changed."""
-    base, mine, theirs = (_object(document) for document in (was, *sides))
-    if name == V2_ATTRIBUTES:
-        attributes = _merged_attributes(base, mine, theirs, take_mine)
-        gone = None in sides and not attributes
-        return None if gone else _encoded(attributes)
-    fields = dict(base)
-    shapes = [node.array.shape for node in nodes if node.array is not None]
-    if shapes and "shape" in fields:
-        before = tuple(fields["shape"])
-        # Both shrink to the same shape, or only one of them shrinks.
-        changed = [shape for shape in shapes if shape != before] or [before]
-        fields["shape"] = [max(axis) for axis in zip(*changed, strict=True)]
-    if name == V3_DOCUMENT:
-        held = [side.get("attributes", {}) for side in (base, mine, theirs)]
-        if all(isinstance(attributes, dict) for attributes in held):  # else it is structure
-            attributes = _merged_attributes(held[0], held[1], held[2], take_mine)
-            if attributes or any("attributes" in side for side in (base, mine, theirs)):
-                fields["attributes"] = attributes
-    return _encoded(fields)
-
-
-def _merged_attributes(
+def _three_way(
     base: Mapping[str, Any],
     mine: Mapping[str, Any],
     theirs: Mapping[str, Any],
-    take_mine: TakeMine | None,
+    both: Callable[[str, Any, Any, Any], Any],
 ) -> dict[str, Any]:
+    """What both sides have made of a map; `both` says what becomes of a key that they disagree on.
+
+    It is given the values of the base, of mine and of theirs, or `_GONE`.
+    """
     ours, other = _changed(base, mine), _changed(base, theirs)
     merged = {}
     for key in (*base, *sorted((mine.keys() | theirs.keys()) - base.keys())):
-        both = key in ours and key in other and ours[key] != other[key]
-        if (both and take_mine is not None and take_mine(key)) or (key in ours and not both):
-            side = mine
-        else:
-            side = theirs
-        if key in side:
-            merged[key] = side[key]
+        found = (mine if key in ours else theirs).get(key, _GONE)
+        if key in ours and key in other and ours[key] != other[key]:
+            found = both(key, *(side.get(key, _GONE) for side in (base, mine, theirs)))
+        if found is not _GONE:
+            merged[key] = found
     return merged
 
 
@@ -205,9 +179,7 @@ def _changed[K](before: Mapping[K, Any], after: Mapping[K, Any]) -> dict[K, Any]
     found: dict[K, Any] = {}
     for key in (*before, *(key for key in after if key not in before)):
         was, now = before.get(key, _GONE), after.get(key, _GONE)
-        if now is _GONE:
-            found[key] = None
-        elif was is _GONE or _canonical(was) != _canonical(now):
+        if _canonical(was) != _canonical(now):
             found[key] = _canonical(now)
     return found
 
@@ -238,7 +210,10 @@ def _object(document: bytes | None) -> Any:
         return None
 
 
-def _canonical(value: Any) -> str:
+def _canonical(value: Any) -> Any:
+    """A value that is equal if the value means the same; None if there is none."""
+    if value is _GONE or isinstance(value, bytes):
+        return None if value is _GONE else value
     return json.dumps(value, sort_keys=True)
 
 
@@ -464,14 +439,6 @@ class Changes(Struct, frozen=True):
     def taken(self) -> dict[str, bytes]:
         """Paths that nodes have taken, by creation or move, with the nodes' ids."""
         return {c.taken: node_id for node_id, c in self if c.taken is not None}
-
-    @property
-    def opaque(self) -> Iterable[NodeChange]:
-        """The changes of opaque entries."""
-        for _, change in self:
-            node = change.before or change.after
-            if node is not None and node.kind is NodeKind.OPAQUE:
-                yield change
 
 
 def replayed(

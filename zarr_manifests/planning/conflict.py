@@ -161,7 +161,7 @@ def rebase(
     check_policy(policy)
     reads = reads or Reads()
     conflicts: list[Conflict] = []
-    ours: set[tuple[bytes, str]] = set()
+    ours: dict[bytes, set[str]] = {}
     kept: set[bytes] = set()
     dropped: dict[bytes, IndexArray] = {}
     found = [*_at_nodes(mine, theirs, reads, listed)]
@@ -179,7 +179,7 @@ def rebase(
         elif each.rows is not None and choice == "theirs":
             dropped[each.node_id] = each.rows
         elif each.attribute is not None and choice == "ours":
-            ours.add((each.node_id, each.attribute))
+            ours.setdefault(each.node_id, set()).add(each.attribute)
     if conflicts:
         return Rebased(tuple(dict.fromkeys(conflicts)))
     return Rebased((), _nodes(mine, tip, ours, kept), dropped)
@@ -206,7 +206,7 @@ def _choice(policy: Policy, conflict: Conflict) -> Choice:
 
 
 def _nodes(
-    mine: Changes, tip: Mapping[str, Node], ours: set[tuple[bytes, str]], kept: set[bytes]
+    mine: Changes, tip: Mapping[str, Node], ours: Mapping[bytes, set[str]], kept: set[bytes]
 ) -> dict[str, Node | None]:
     """The changes to make to the tip's nodes."""
     places = {node.node_id: node for node in tip.values()}
@@ -229,15 +229,11 @@ def _nodes(
             if same is None or not same_group(same, after):
                 changes[after.path] = after
         elif there is not None:
-            merged = merge_documents(change.before, after, there, partial(_holds, ours, node_id))
+            merged = merge_documents(change.before, after, there, ours.get(node_id, ()))
             node = replace(after, documents=merged)
             if node != there:
                 changes[node.path] = node
     return changes
-
-
-def _holds(ours: set[tuple[bytes, str]], node_id: bytes, attribute: str) -> bool:
-    return (node_id, attribute) in ours
 
 
 # --- rules of what both sides did to a node --------------------------------------------------
@@ -448,13 +444,11 @@ def _same_keys(mine: Changes, theirs: Changes) -> Iterator[_Found]:
     """One side's opaque entry is at a key that may belong to a node of the other."""
     reason = "one commit has an entry of its own at a key that belongs to a node of the other"
     for one, other in ((mine, theirs), (theirs, mine)):
-        nodes = {
-            node.path: change
-            for _, change in other
-            for node in (change.before, change.after)
-            if node is not None
-        }
-        for path, top in _at_or_below((entry.path for entry in one.opaque), nodes):
+        both = [(node, c) for _, c in other for node in (c.before, c.after) if node is not None]
+        nodes = {node.path: change for node, change in both}
+        ends = [change.before or change.after for _, change in one]
+        opaque = [node.path for node in ends if node and node.kind is NodeKind.OPAQUE]
+        for path, top in _at_or_below(opaque, nodes):
             if key_of(path) != key_of(top) and _may_have(nodes[top], top, key_of(path)):
                 yield _in_the_way(ConflictKind.CREATE, path if one is mine else top, reason)
 

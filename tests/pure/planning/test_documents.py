@@ -117,7 +117,7 @@ def test_whose_value_counts_is_asked_by_key() -> None:
     one = array(attributes={"a": "mine", "b": "mine", "n": 1})
     two = array(attributes={"a": "theirs", "b": "theirs"})
     assert merged(one, two)["attributes"] == {"a": "theirs", "b": "theirs", "n": 1}
-    found = merged(one, two, take_mine=lambda key: key == "b")["attributes"]
+    found = merged(one, two, winning={"b"})["attributes"]
     assert found == {"a": "theirs", "b": "mine", "n": 1}
     gone = array(attributes={"b": FIELDS["attributes"]["b"]})  # type: ignore[index]
-    assert "a" not in merged(gone, two, take_mine=lambda _: True)["attributes"]
+    assert "a" not in merged(gone, two, winning={"a", "b", "c"})["attributes"]

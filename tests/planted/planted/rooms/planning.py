@@ -44,8 +44,8 @@ FAULTS = [
     Fault(
         "merged-attributes-lose-mine",
         "planning/components.py",
-        "or (key in ours and not both):",
-        "or (key in ours and not both and key in base):",
+        "found = (mine if key in ours else theirs)",
+        "found = (mine if key in ours and key in base else theirs)",
     ),
     Fault(
         "equal-checksums-are-equal-chunks",
