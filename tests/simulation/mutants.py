@@ -322,11 +322,11 @@ def compaction_merged_into_the_commit(patch: pytest.MonkeyPatch) -> None:
 
     def prepare(context: Any, view: Any, *more: Any) -> Any:
         prepared = first(context, view, *more)
-        began[prepared.snapshot.commit_id] = view
+        began[prepared.delta.commit_id] = view
         return prepared
 
     def stale(context: Any, prepared: Any, parent: Any, *more: Any) -> Any:
-        view = began[prepared.snapshot.commit_id]
+        view = began[prepared.delta.commit_id]
         was = parent.snapshot
         base, deltas = view.snapshot.base, view.snapshot.deltas
         parent.snapshot = replace(was, base=base, deltas=deltas, digests=view.snapshot.digests)

@@ -61,7 +61,7 @@ from zarr_manifests.format.manifest import Delta, Manifest, Node
 from zarr_manifests.format.records import pack, plain, unpack
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
-from zarr_manifests.ids import COMMIT_ID_BYTES, session_of, snapshot_id_of
+from zarr_manifests.ids import COMMIT_ID_BYTES, session_of
 from zarr_manifests.planning.conflict import MarkStep, Txn
 
 
@@ -100,15 +100,15 @@ class CommitRequest(Struct, frozen=True):
 
 
 class _Prepared(Struct, frozen=True):
-    """An encoded commit; only the snapshot's place depends on the tip it lands on.
+    """An encoded commit; only its snapshot depends on the tip it lands on.
 
     Its `effect` is known if it was computed on the snapshot it was made on, and all later commits
     are disjoint from it.
     """
 
     delta: Delta
-    uploads: tuple[Upload, ...]
-    snapshot: Snapshot
+    uploads: Sequence[Upload]
+    kind: CommitKind
     tables: Mapping[bytes, Sequence[Rows]]
     entry: DeltaEntry
     effect: Effect | None = None
@@ -260,23 +260,10 @@ def _prepare(
     )
     log, zones = uploads[-1].ref, zones_upload(changes.zones_of, tables, keys)
     uploads += [] if zones is None else [zones]
-    snapshot = Snapshot(
-        snapshot_id_of(keys.next("snapshots")),  # each attempt has its own id
-        context.repository_id,
-        view.ref.bare(),
-        commit_id,
-        kind_of(context, view, changes, tables),
-        request.message,
-        request.metadata,
-        context.runtime.now_ms(),
-        None,
-        (),
-        log,
-        totals_of(tables),
-    )
     entry = DeltaEntry.of(log, delta, 1, coordinates)  # each attempt has its own sequence
     entry = replace(entry, zones=None if zones is None else zones.ref)
-    return _Prepared(delta, tuple(uploads), snapshot, tables, entry)
+    kind = kind_of(context, view, changes, tables)
+    return _Prepared(delta, uploads, kind, tables, entry)
 
 
 def _place(
@@ -296,17 +283,21 @@ def _place(
     entry = replace(prepared.entry, first=sequence, last=sequence, counts=effect.counts)
     marks, page, more = marks_after(context, tip, request.txn, request.steps, keys)
     snapshot = replace(
-        prepared.snapshot,
-        base=before.base,
+        before,
+        commit_id=delta.commit_id,
+        kind=prepared.kind,
+        message=request.message,
+        metadata=request.metadata,
+        # Never before the tip's time, else `main@{time}` would find a snapshot too early.
+        written_ms=max(context.runtime.now_ms(), tip.written_ms),
         deltas=(*before.deltas, entry),
+        log=entry.log,
+        totals=totals_of(prepared.tables),
         marks=marks,
         marks_page=page,
         # Amending a merge, as opposed to committing on top of one, leaves it one.
         merged=request.merged if amends is None else tip.merged,
-        digests=before.digests,
         sequence=sequence,
-        # Never before the tip's time, else `main@{time}` would find a snapshot too early.
-        written_ms=max(prepared.snapshot.written_ms, tip.written_ms),
         sums=effect.sums(parent, entry, delta),
     )
     uploads = [*prepared.uploads, *more]
