@@ -168,117 +168,96 @@ def classify_cells(paths: Sequence[str], arrays: Sequence[ChangedArray]) -> Cell
     if known is None:
         nothing = np.empty((0, 2, 0), np.int64)
         return CellChanges(tuple(paths), None, None, nothing, nothing, nothing, nothing)
-    blocks = _Blocks(len(known), old, new, arrays)
-    existed = blocks.held([(a.before, a.there_before) for a in arrays], old)
-    exists = blocks.held([(a.after, a.there_after) for a in arrays], new)
+    lo, hi, changed, beside = _blocks(tuple(map(max, old or known, new or known)), arrays)
+    existed = _held(lo, [(a.before, a.there_before) for a in arrays], old)
+    exists = _held(lo, [(a.after, a.there_after) for a in arrays], new)
     stayed = existed & exists
-    return CellChanges(
-        tuple(paths),
-        old,
-        new,
-        blocks.boxes(exists & ~existed),
-        blocks.boxes(stayed & blocks.changed),
-        blocks.boxes(stayed & blocks.beside & ~blocks.changed),
-        blocks.boxes(existed & ~exists),
-    )
+    classes = exists & ~existed, stayed & changed, stayed & beside & ~changed, existed & ~exists
+    a, b, c, d = (in_few_boxes(lo[rows], hi[rows], len(known) - 1) for rows in classes)
+    return CellChanges(tuple(paths), old, new, a, b, c, d)
 
 
-class _Blocks:
-    """The blocks of the changed chunks.
+def _blocks(
+    most: Coords, arrays: Sequence[ChangedArray]
+) -> tuple[IndexArray, IndexArray, _Mask, _Mask]:
+    """The blocks of the changed chunks, as far as they lie below `most`.
 
-    `lo` and `hi` (int64[n, ndim]) are their bounds. `changed` says which lie in a chunk that was
-    written or dropped, `beside` which lie in a chunk that was written because an axis has grown.
+    Their bounds (int64[n, ndim]); which lie in a chunk that was written or dropped, and which in
+    one that was written because an axis has grown.
     """
+    pieces: list[tuple[ArrayShape, IndexArray, _Mask, bool]] = []
+    for array in arrays:
+        edge = _across_old_edge(array)
+        if array.after is not None:
+            pieces.append((array.after, array.written, edge, True))
+            pieces.append(
+                (array.after, array.exposed, np.zeros(len(array.exposed), np.bool_), False)
+            )
+        if array.before is not None:
+            pieces.append(
+                (array.before, array.dropped, np.zeros(len(array.dropped), np.bool_), True)
+            )
+    cells = [_cells(shape, chunks) for shape, chunks, _, _ in pieces]
+    lows = np.concatenate([lo for lo, _ in cells])
+    highs = np.minimum(np.concatenate([hi for _, hi in cells]), most)
+    edges = np.concatenate([edge for _, _, edge, _ in pieces])
+    written = np.repeat([each[3] for each in pieces], [len(lo) for lo, _ in cells]) & ~edges
+    real = (lows < highs).all(axis=1)
+    lows, highs, edges, written = lows[real], highs[real], edges[real], written[real]
+    shapes = [shape for array in arrays for shape in (array.before, array.after) if shape]
+    cuts = [
+        _cuts(lows[:, axis], highs[:, axis], [(s.shape[axis], s.chunk_shape[axis]) for s in shapes])
+        for axis in range(len(most))
+    ]
+    first, stop = (
+        np.array([*map(np.searchsorted, cuts, cells.T)], np.int64).reshape(cells.T.shape).T
+        for cells in (lows, highs)
+    )
+    owner, places = places_in(first, stop)
+    grid = Box((0,) * len(most), tuple(len(cut) for cut in cuts))
+    linear, which = np.unique(grid.ravel(places), return_inverse=True)
+    at = grid.unravel(linear)
+    lo, hi = np.empty_like(at), np.empty_like(at)
+    for axis, cut in enumerate(cuts):
+        lo[:, axis], hi[:, axis] = cut[at[:, axis]], cut[at[:, axis] + 1]
+    changed, beside = np.zeros((2, len(linear)), np.bool_)
+    changed[which[written[owner]]] = True
+    beside[which[edges[owner]]] = True
+    return lo, hi, changed, beside
 
-    def __init__(
-        self, ndim: int, old: Coords | None, new: Coords | None, arrays: Sequence[ChangedArray]
-    ) -> None:
-        self._ndim = ndim
-        self._old, self._new = old, new
-        most = tuple(map(max, old or (0,) * ndim, new or (0,) * ndim))
-        pieces: list[tuple[IndexArray, IndexArray, bool, bool]] = []
-        for array in arrays:
-            if array.after is not None:
-                edge = self._across_old_edge(array, array.written)
-                for rows, changed in ((~edge, True), (edge, False)):
-                    pieces.append((*_cells(array.after, array.written[rows]), changed, not changed))
-                pieces.append((*_cells(array.after, array.exposed), False, False))
-            if array.before is not None:
-                pieces.append((*_cells(array.before, array.dropped), True, False))
-        lows = np.concatenate([lo for lo, _, _, _ in pieces])
-        highs = np.minimum(np.concatenate([hi for _, hi, _, _ in pieces]), most)
-        kinds = np.repeat(
-            np.array([[changed, beside] for _, _, changed, beside in pieces], np.bool_),
-            [len(lo) for lo, _, _, _ in pieces],
-            axis=0,
-        )
-        real = (lows < highs).all(axis=1)
-        lows, highs, kinds = lows[real], highs[real], kinds[real]
-        grids = [g.chunk_shape for a in arrays for g in (a.before, a.after) if g is not None]
-        cuts = [
-            _cuts(lows[:, axis], highs[:, axis], [grid[axis] for grid in grids])
-            for axis in range(ndim)
-        ]
-        for axis, size in ((a, s[a]) for s in (old, new) if s is not None for a in range(ndim)):
-            at = np.searchsorted(cuts[axis], size)
-            if 0 < at < len(cuts[axis]) and cuts[axis][at] != size:
-                cuts[axis] = np.insert(cuts[axis], at, size)
-        first, stop = (
-            np.array([*map(np.searchsorted, cuts, cells.T)], np.int64).reshape(cells.T.shape).T
-            for cells in (lows, highs)
-        )
-        owner, places = places_in(first, stop)
-        grid = Box((0,) * ndim, tuple(len(cut) for cut in cuts))
-        linear, which = np.unique(grid.ravel(places), return_inverse=True)
-        places = grid.unravel(linear)
-        self.changed, self.beside = np.zeros((2, len(linear)), np.bool_)
-        self.changed[which[kinds[owner, 0]]] = True
-        self.beside[which[kinds[owner, 1]]] = True
-        shape = (len(linear), ndim)
-        self.lo, self.hi = np.empty(shape, np.int64), np.empty(shape, np.int64)
-        for axis, cut in enumerate(cuts):
-            self.lo[:, axis], self.hi[:, axis] = cut[places[:, axis]], cut[places[:, axis] + 1]
 
-    def _across_old_edge(self, array: ChangedArray, chunks: IndexArray) -> _Mask:
-        """Which chunks were there and hold the old end of an axis that has grown."""
-        across = np.zeros(len(chunks), np.bool_)
-        if self._old is None or self._new is None or array.after is None:
-            return across
-        if array.before is None or array.before.chunk_shape != array.after.chunk_shape:
-            return across
-        lo, hi = _cells(array.after, chunks)
-        for axis, (was, now) in enumerate(zip(self._old, self._new, strict=True)):
-            if was < now:
-                across |= (lo[:, axis] < was) & (was < hi[:, axis])
-        rows = np.flatnonzero(across & (lo < np.asarray(self._old, np.int64)).all(axis=1))
-        across[:] = False
-        if len(rows):
-            across[rows] = array.there_before(chunks[rows])
-        return across
+def _across_old_edge(array: ChangedArray) -> _Mask:
+    """Which written chunks were there and hold the old end of an axis that has grown."""
+    was, now, chunks = array.before, array.after, array.written
+    if was is None or now is None or was.chunk_shape != now.chunk_shape:
+        return np.zeros(len(chunks), np.bool_)
+    (lo, hi), old = _cells(now, chunks), np.asarray(was.shape, np.int64)
+    grown = old < np.asarray(now.shape, np.int64)
+    across = (grown & (lo < old) & (old < hi)).any(axis=1) & (lo < old).all(axis=1)
+    if across.any():
+        across[across] = array.there_before(chunks[across])
+    return np.asarray(across)
 
-    def held(
-        self,
-        arrays: Sequence[tuple[ArrayShape | None, Callable[[IndexArray], _Mask]]],
-        shape: Coords | None,
-    ) -> _Mask:
-        """Which blocks inside the shape are held by a stored chunk of any array."""
-        held = np.zeros(len(self.lo), np.bool_)
-        if shape is None:
-            return held
-        inside = (self.lo < np.asarray(shape, np.int64)).all(axis=1)  # none lies across its edge
-        for array, there in arrays:
-            rows = np.flatnonzero(inside & ~held)
-            if array is None or not len(rows):
-                continue
-            chunks = self.lo[rows] // np.asarray(array.chunk_shape, np.int64)
-            grid = Box.around_coords(chunks)
-            linear, which = np.unique(grid.ravel(chunks), return_inverse=True)
-            held[rows] = there(grid.unravel(linear))[which]
+
+def _held(
+    lo: IndexArray,
+    arrays: Sequence[tuple[ArrayShape | None, Callable[[IndexArray], _Mask]]],
+    shape: Coords | None,
+) -> _Mask:
+    """Which blocks, that begin at `lo`, are inside the shape and in a stored chunk of any array."""
+    held = np.zeros(len(lo), np.bool_)
+    if shape is None:
         return held
-
-    def boxes(self, rows: _Mask) -> IndexArray:
-        """The blocks as few boxes (int64[n, 2, ndim]), in C order."""
-        return in_few_boxes(self.lo[rows], self.hi[rows], self._ndim - 1)
+    inside = (lo < np.asarray(shape, np.int64)).all(axis=1)  # none lies across its edge
+    for array, there in arrays:
+        rows = np.flatnonzero(inside & ~held)
+        if array is None or not len(rows):
+            continue
+        chunks = lo[rows] // np.asarray(array.chunk_shape, np.int64)
+        grid = Box.around_coords(chunks)
+        linear, which = np.unique(grid.ravel(chunks), return_inverse=True)
+        held[rows] = there(grid.unravel(linear))[which]
+    return held
 
 
 def _cells(array: ArrayShape, chunks: IndexArray) -> tuple[IndexArray, IndexArray]:
@@ -287,11 +266,14 @@ def _cells(array: ArrayShape, chunks: IndexArray) -> tuple[IndexArray, IndexArra
     return lo, lo + np.asarray(array.chunk_shape, np.int64)
 
 
-def _cuts(lo: IndexArray, hi: IndexArray, chunks: Sequence[int]) -> IndexArray:
-    """Where to cut an axis: at both ends of joined spans, and inside them at edges of chunks."""
+def _cuts(lo: IndexArray, hi: IndexArray, sizes: Sequence[tuple[int, int]]) -> IndexArray:
+    """Where to cut an axis: at both ends of joined spans, and inside them at edges of chunks.
+
+    Also at the lengths of arrays, which are given with those of their chunks.
+    """
     starts, stops = _union(lo, hi)
-    cuts = [starts, stops]
-    for chunk in {max(chunk, 1) for chunk in chunks}:
+    cuts = [starts, stops, np.array([size for size, _ in sizes], np.int64)]
+    for chunk in {max(chunk, 1) for _, chunk in sizes}:
         _, edges = places_in(-(-starts // chunk)[:, None], -(-stops // chunk)[:, None])
         cuts.append(edges[:, 0] * chunk)
     return np.unique(np.concatenate(cuts))
