@@ -15,6 +15,7 @@ a place is in the delta if and only if it differs.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from heapq import merge
 from operator import eq
 
 import numpy as np
@@ -197,32 +198,29 @@ def parted(context: ReadContext, root: Root, left: BlobRef, right: BlobRef) -> P
     HistoryExpiredError
         If that has expired.
     """
-    walks = [ancestors(context, ref, floor_below(context, root, ref)) for ref in (left, right)]
     lines: tuple[Line, Line] = ([], [])
     seen: tuple[dict[str, int], dict[str, int]] = ({}, {})
-    now = [_next(walk) for walk in walks]
-    while any(now):
-        # Sequences only grow along a line: whoever is higher cannot be below the other.
-        a, b = now
-        side = 0 if b is None or (a is not None and a[1].sequence >= b[1].sequence) else 1
-        here = now[side]
-        assert here is not None
-        if here[0].key in seen[1 - side]:
-            lines[1 - side][seen[1 - side][here[0].key] :] = []
+    walks = [_walk(context, root, ref, side) for side, ref in enumerate((left, right))]
+    # Sequences only grow along a line: whoever is higher cannot be below the other.
+    for side, here in merge(*walks, key=lambda at: -at[1][1].sequence):
+        key = here[0].key
+        if key in seen[1 - side]:
+            lines[1 - side][seen[1 - side][key] :] = []
             return Parted(*lines, here[0])
-        seen[side][here[0].key] = len(lines[side])
+        seen[side][key] = len(lines[side])
         lines[side].append(here)
-        now[side] = _next(walks[side])
     raise HistoryExpiredError(
         f"the common ancestor of {snapshot_id_of(left.key)} and {snapshot_id_of(right.key)} has "
         "expired, so what each has changed since is not known"
     )
 
 
-def _next(walk: Iterator[tuple[BlobRef, Snapshot]]) -> tuple[BlobRef, Snapshot] | None:
+def _walk(
+    context: ReadContext, root: Root, ref: BlobRef, side: int
+) -> Iterator[tuple[int, tuple[BlobRef, Snapshot]]]:
+    """The side, with the snapshot and each of its ancestors, as far as they exist."""
     with unless_missing():
-        return next(walk, None)
-    return None
+        yield from ((side, at) for at in ancestors(context, ref, floor_below(context, root, ref)))
 
 
 def _add_past(
