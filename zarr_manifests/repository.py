@@ -22,7 +22,8 @@ from zarr_manifests import engine
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import upkeep
-from zarr_manifests.engine.leases import HeldLease, checked_timeout_ms, hold
+from zarr_manifests.engine.heartbeat import HeldLease
+from zarr_manifests.engine.leases import checked_timeout_ms, hold
 from zarr_manifests.engine.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.roots import RootAt, opened
 from zarr_manifests.engine.totals import totals_of

@@ -389,10 +389,8 @@ def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A repacking from before the fence lands.", 409)
 def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
-    def unfenced(root: Any, *args: Any) -> Any:
-        return rules.admission(replace(root, fence=0), *args)
-
-    patch.setattr(compact, "admission", unfenced)
+    make = compact._Work._make
+    patch.setattr(compact._Work, "_make", lambda self, root: make(self, replace(root, fence=0)))
 
 
 @mutant("A lease counts by the reader's clock, not by its existence.", 12)
@@ -522,7 +520,7 @@ def recovered_without_a_fence(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A lease is relied on however long ago it was renewed.", 315)
 def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(heartbeat.Term, "is_over", lambda self, runtime: False)
+    patch.setattr(heartbeat.HeldLease, "is_over", False)
 
 
 @mutant("A policy function's answer for chunks is reused for attributes.", 721)

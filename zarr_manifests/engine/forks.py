@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -37,7 +38,8 @@ from zarr_manifests.engine.change_set import (
     rows_of,
 )
 from zarr_manifests.engine.epochs import check_fence
-from zarr_manifests.engine.leases import SessionLease
+from zarr_manifests.engine.heartbeat import HeldLease
+from zarr_manifests.engine.leases import give_up, move, take
 from zarr_manifests.engine.merge_forks import Merge
 from zarr_manifests.engine.metadata import ObjectReader, SessionKeys
 from zarr_manifests.engine.node_edits import (
@@ -483,7 +485,7 @@ class SessionWriter:
         What the session reads and changes.
     copies : Copies
         The copies of its store.
-    lease : SessionLease or None
+    lease : HeldLease or None
         Its lease, if it holds one.
     pin : Pin
         The snapshot that it reads.
@@ -504,11 +506,12 @@ class SessionWriter:
         keys = self._keys_from(start)
         self.workspace = Workspace(context, view, keys)
         self.copies = Copies(self.workspace, reporting=reporting)
-        self.lease: SessionLease | None = None
+        self.lease: HeldLease | None = None
         if lease_ms is not None:
             owner = f"writer of {branch}"
-            self.lease = SessionLease(context, view.snapshot_id, lease_ms, owner, keys.session_id)
-            self.lease.end_with(self)
+            self.lease = take(context, view.snapshot_id, lease_ms, owner, keys.session_id)
+            # Not a method of this object, which would then never be garbage collected.
+            weakref.finalize(self, context.heart.drop, self.lease)
         self.pin = Pin(self.workspace.contents, branch)
 
     def move_to(self, view: SnapshotView, start: int | None = None) -> None:
@@ -525,7 +528,7 @@ class SessionWriter:
         self.workspace.start_at(view, keys)
         self.copies.begin_anew(renamed=renamed)
         if renamed and self.lease is not None:
-            self.lease.move(keys.session_id, view.snapshot_id)
+            move(self.context, self.lease, keys.session_id, view.snapshot_id)
 
     def refresh(self) -> None:
         """Move a session without changes to the head of its branch.
@@ -548,7 +551,7 @@ class SessionWriter:
         with workspace.lock:
             # New object keys, so that a commit does not refuse what older copies left unmerged.
             start = workspace.keys.start
-            if self.lease is not None and not self.lease.released:  # it moves only if not fenced
+            if self.lease is not None:  # it moves only if not fenced
                 start = self.context.roots.read().root.version
             self.move_to(workspace.contents.view, start)
 
@@ -570,8 +573,9 @@ class SessionWriter:
             except ManifestsError:
                 _LOG.warning("copies of a session were not told that it ended", exc_info=True)
         try:
-            if self.lease is not None:
-                self.lease.release()  # a child of `os.fork` only forgets it
+            held, self.lease = self.lease, None
+            if held is not None:
+                give_up(self.context, held)
         except ManifestsError:
             # Nobody renews it any more, so a collection removes it when its time is up.
             _LOG.warning("the lease of a session was not given up", exc_info=True)

@@ -18,72 +18,75 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from zarr_manifests.errors import LeaseError, ManifestsError
+from zarr_manifests.format.root import Lease
 from zarr_manifests.runtime import ForkSafeLock, Runtime
 
 _LOG = logging.getLogger(__name__)
 
 
-class Term(Struct, frozen=True):
-    """Until when a lease can be relied on, by two clocks of its holder.
+class HeldLease(Struct, eq=False):
+    """A lease on a snapshot that this process renews, as `Repository.lease` returns it.
 
     A collection uses the wall clock, which can be set. The monotonic clock cannot be set, but may
-    stand still while the machine sleeps. So the term is over when either clock says so.
+    stand still while the machine sleeps. So a lease is over when either clock says so.
 
     Parameters
     ----------
-    until_s : float
-        By the monotonic clock.
-    until_ms : int
-        By the wall clock, as stored in the root.
-    """
-
-    until_s: float
-    until_ms: int
-
-    def is_over(self, runtime: Runtime) -> bool:
-        """Whether the lease may have been removed."""
-        return runtime.monotonic_s() >= self.until_s or runtime.now_ms() >= self.until_ms
-
-
-class Held(Struct, eq=False):
-    """A lease that this process renews.
-
-    Parameters
-    ----------
-    lease_id : bytes
-        Its id.
-    session : str
-        Id of the session whose objects it keeps.
-    snapshot : str
-        Id of the snapshot it keeps.
+    runtime : Runtime
+        Clocks.
+    stored : Lease
+        The lease as it was last stored in the root.
     timeout_ms : int
         How long each renewal lasts.
-    owner : str
-        A description of the holder.
-    term : Term or None
-        The term of the last renewal; None if it was not taken yet.
-    lost : ManifestsError or None
+    until_s : float
+        When the last renewal ends by the monotonic clock; `stored` says it by the wall clock.
+    error : ManifestsError or None
         Why it was lost, if it was.
+    kept : bool
+        Whether it is left behind at the end of the block.
     pid : int
         The process that holds it.
     """
 
-    lease_id: bytes
-    session: str
-    snapshot: str
+    runtime: Runtime
+    stored: Lease
     timeout_ms: int
-    owner: str
-    term: Term | None = None
-    lost: ManifestsError | None = None
+    until_s: float = 0.0
+    error: ManifestsError | None = None
+    kept: bool = False
     pid: int = field(default_factory=os.getpid)
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else "held"
+        return f"<HeldLease on {self.snapshot_id}, {state}>"
+
+    @property
+    def snapshot_id(self) -> str:
+        """Id of the leased snapshot."""
+        return self.stored.snapshot
 
     @property
     def is_inherited(self) -> bool:
         """Whether this is a forked child, and its parent holds the lease."""
         return self.pid != os.getpid()
 
-    def check(self, runtime: Runtime) -> None:
-        """Raise if the lease was lost, or cannot be relied on.
+    @property
+    def is_over(self) -> bool:
+        """Whether the time of the last renewal is up, so that a collection may have removed it."""
+        runtime = self.runtime
+        return runtime.monotonic_s() >= self.until_s or runtime.now_ms() >= self.stored.expires_ms
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease no longer protects the snapshot, so that `check` raises."""
+        return self.error is not None or self.is_over
+
+    def check(self) -> None:
+        """Raise if the lease was lost, or was not renewed within its timeout.
+
+        It compares clocks and sends no request. As long as it raises nothing, no object that the
+        snapshot needs was deleted, provided that the clocks of this machine and of the collector
+        agree. A lease that was renewed late may still be held: `check` then raises nothing again.
 
         Raises
         ------
@@ -94,15 +97,29 @@ class Held(Struct, eq=False):
         LeaseError
             If it was not renewed within its timeout.
         """
-        if self.lost is not None:
-            raise self.lost
-        if self.term is None or not self.term.is_over(runtime):
-            return
-        raise LeaseError(
-            f"the lease on snapshot {self.snapshot} was not renewed within {self.timeout_ms} ms by "
-            "this process, so a collection may remove it. Renewal is tried again by the process "
-            "that took it: if a later check raises nothing, nothing was lost"
-        )
+        if self.error is not None:
+            raise self.error
+        if self.is_over:
+            raise LeaseError(
+                f"the lease on snapshot {self.snapshot_id} was not renewed within "
+                f"{self.timeout_ms} ms by this process, so a collection may remove it. Renewal is "
+                "tried again by the process that took it: if a later check raises nothing, nothing "
+                "was lost"
+            )
+
+    def keep(self, kept: bool = True) -> None:
+        """Leave the lease behind at the end of the block, or do not.
+
+        It is then renewed once more, and not given up: it lasts for its timeout from there on.
+
+        Examples
+        --------
+        >>> import zarr_manifests as zm
+        >>> repo = zm.create("memory://kept-lease-example")
+        >>> with repo.lease(repo.list_branches()["main"], timeout=3600) as lease:
+        ...     lease.keep()  # for an hour from the end of the block
+        """
+        self.kept = kept
 
 
 class Heart:
@@ -110,18 +127,18 @@ class Heart:
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
-        self._held: dict[bytes, Held] = {}
+        self._held: dict[HeldLease, None] = {}
         self._cancel: Callable[[], None] | None = None
         self._pid = os.getpid()
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldLease]:
         """The leases that are held and not lost."""
         with self._lock:
             if self._pid != os.getpid():
                 self._pid, self._held, self._cancel = os.getpid(), {}, None
-            return [held for held in self._held.values() if held.lost is None]
+            return [held for held in self._held if held.error is None]
 
-    def add(self, held: Held, runtime: Runtime, renew: Callable[[], None]) -> None:
+    def add(self, held: HeldLease, runtime: Runtime, renew: Callable[[], None]) -> None:
         """Hold a lease, and call `renew` regularly while any is held.
 
         Raises
@@ -131,18 +148,18 @@ class Heart:
         """
         with self._lock:
             self.held()
-            self._held[held.lease_id] = held
+            self._held[held] = None
             try:
                 self._schedule(runtime, renew)
             except BaseException:
-                del self._held[held.lease_id]
+                del self._held[held]
                 raise
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: HeldLease) -> None:
         """Stop renewing the lease."""
         with self._lock:
             self.held()
-            self._held.pop(held.lease_id, None)
+            self._held.pop(held, None)
             if not self._held and self._cancel is not None:
                 self._cancel()
                 self._cancel = None

@@ -14,8 +14,7 @@ renewal is up, by its own clocks.
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -23,8 +22,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import locate
-from zarr_manifests.engine.heartbeat import Held, Term
-from zarr_manifests.engine.view import Context, ReadContext
+from zarr_manifests.engine.heartbeat import HeldLease
+from zarr_manifests.engine.view import Context
 from zarr_manifests.errors import (
     CorruptObjectError,
     FencedError,
@@ -33,106 +32,13 @@ from zarr_manifests.errors import (
     ManifestsError,
     SnapshotExpiredError,
 )
-from zarr_manifests.format.root import LEASES, Lease, Root, entries, with_entries, without
+from zarr_manifests.format.root import Lease, Root, entries, with_entries, without
 from zarr_manifests.ids import new_session_id, session_start
-from zarr_manifests.runtime import Runtime
 
 _ATTEMPTS = 100
 _OWNER_CHARS = 200
+_NONE: Mapping[HeldLease, Lease] = {}
 _LOG = logging.getLogger(__name__)
-
-
-class HeldLease:
-    """A lease on a snapshot, as `Repository.lease` returns it."""
-
-    def __init__(self, held: Held, runtime: Runtime) -> None:
-        self._held, self._runtime = held, runtime
-        self.kept = False
-
-    def __repr__(self) -> str:
-        state = "lost" if self.lost else "held"
-        return f"<HeldLease on {self.snapshot_id}, {state}>"
-
-    @property
-    def snapshot_id(self) -> str:
-        """Id of the leased snapshot."""
-        return self._held.snapshot
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease no longer protects the snapshot, so that `check` raises."""
-        try:
-            self.check()
-        except ManifestsError:
-            return True
-        return False
-
-    def check(self) -> None:
-        """Raise if the lease was lost, or was not renewed within its timeout.
-
-        It compares clocks and sends no request. As long as it raises nothing, no object that the
-        snapshot needs was deleted, provided that the clocks of this machine and of the collector
-        agree. A lease that was renewed late may still be held: `check` then raises nothing again.
-
-        Raises
-        ------
-        FencedError
-            If a collection removed it.
-        SnapshotExpiredError
-            If the snapshot is no longer in history.
-        LeaseError
-            If it was not renewed within its timeout.
-        """
-        self._held.check(self._runtime)
-
-    def keep(self, kept: bool = True) -> None:
-        """Leave the lease behind at the end of the block, or do not.
-
-        It is then renewed once more, and not given up: it lasts for its timeout from there on.
-
-        Examples
-        --------
-        >>> import zarr_manifests as zm
-        >>> repo = zm.create("memory://kept-lease-example")
-        >>> with repo.lease(repo.list_branches()["main"], timeout=3600) as lease:
-        ...     lease.keep()  # for an hour from the end of the block
-        """
-        self.kept = kept
-
-
-class SessionLease:
-    """The lease of a writable session, which moves on with it.
-
-    Takes a lease as `take` does, with the session's id.
-    """
-
-    def __init__(
-        self, context: Context, snapshot_id: str, timeout_ms: int, owner: str, session: str
-    ) -> None:
-        self._context = context
-        self._held = take(context, snapshot_id, timeout_ms, owner, session)
-        self.released = False
-
-    def move(self, session: str, snapshot_id: str) -> None:
-        """Move the lease to a new id and snapshot; a parent process keeps its own."""
-        if self.released or self._held.is_inherited:
-            return
-        try:
-            _move(self._context, self._held, session, snapshot_id)
-        except ManifestsError:
-            # If the session is fenced by then, its next commit is refused.
-            _LOG.warning("the lease of a session could not go on with it", exc_info=True)
-
-    def release(self) -> None:
-        """Give up the lease; a child of `os.fork` only forgets it."""
-        if not self.released:
-            self.released = True
-            give_up(self._context, self._held)
-
-    def end_with(self, holder: object) -> None:
-        """Stop renewing the lease when its holder is garbage collected."""
-        # Not a method of this object: it leads to the runtime, which may lead to the holder.
-        weakref.finalize(holder, self._context.heart.drop, self._held)
 
 
 @contextmanager
@@ -160,15 +66,14 @@ def hold(
     if instead and not owner:
         raise InvalidArgumentError("instead=True replaces the owner's other leases: pass an owner")
     held = take(context, snapshot_id, checked_timeout_ms(timeout), owner, instead=instead)
-    lease = HeldLease(held, context.runtime)
     try:
-        yield lease
+        yield held
     finally:
-        if not lease.kept:
+        if not held.kept:
             give_up(context, held)
         elif not held.is_inherited:  # a parent process goes on renewing its own
             try:
-                renew_all(context)  # for the last time
+                _renew(context)  # for the last time
             finally:
                 context.heart.drop(held)
 
@@ -197,7 +102,7 @@ def take(
     session: str | None = None,
     *,
     instead: bool = False,
-) -> Held:
+) -> HeldLease:
     """Take a lease on a snapshot; with `session`, on that session's objects too.
 
     With `instead`, the leases of the same owner end in the same swap.
@@ -216,19 +121,24 @@ def take(
     runtime = context.runtime
     random = runtime.random_bytes(12)
     owner = owner[:_OWNER_CHARS].encode("utf-8", "replace").decode()
-    held = Held(runtime.random_bytes(16), session or "", snapshot_id, timeout_ms, owner)
+    lease_id, own = runtime.random_bytes(16), session or new_session_id(0, random)
+    held = HeldLease(runtime, Lease(lease_id, own, snapshot_id, 0, owner), timeout_ms)
 
     def change(root: Root) -> Root:
-        if session is None:  # a reader's: no fence is ever before the root it is taken in
-            held.session = new_session_id(root.version, random)
-        locate(context, root, held.snapshot)
-        _check_start(root, held.session)
-        if instead:
-            others = (lease for lease in context.roots.leases(root) if lease.owner == owner)
-            root = without(root, *(lease.name for lease in others))
-        kept = tuple(lease for lease in root.leases if lease.lease_id != held.lease_id)
-        held.term = _term(context, held)
-        return replace(root, leases=(*kept, _lease(held, held.term)))
+        locate(context, root, snapshot_id)
+        # A reader's session begins here: no fence is ever before the root it is taken in.
+        due = replace(held.stored, session=session or new_session_id(root.version, random))
+        _check_start(root, due.session)
+        there = context.roots.leases(root) if instead else root.leases
+        gone = [
+            lease.name
+            for lease in there
+            if lease.lease_id == lease_id or (instead and lease.owner == owner)
+        ]
+        held.stored, held.until_s = _renewed(held, due)
+        return with_entries(
+            root, entries(root) | dict.fromkeys(gone) | {held.stored.name: held.stored}
+        )
 
     context.roots.update_leases(change, "taking a lease", _ATTEMPTS)
     try:
@@ -240,91 +150,77 @@ def take(
             # Nobody renews it, so a collection removes it when its time is up.
             _LOG.warning("a lease that cannot be renewed was not given up", exc_info=True)
         raise LeaseError(
-            f"no lease is held on snapshot {held.snapshot}: no thread can be started to renew it "
+            f"no lease is held on snapshot {snapshot_id}: no thread can be started to renew it "
             f"({error}). Use fewer threads in this process, or allow it more"
         ) from error
     return held
 
 
-def _move(context: Context, held: Held, session: str, snapshot_id: str) -> None:
-    """Let a writer's lease go on with the session and the snapshot that follow its commit.
-
-    Raises
-    ------
-    FencedError
-        If it was removed.
-    """
-    old, new = _name(held), replace(held, session=session, snapshot=snapshot_id)
-    term = held.term
-
-    def change(root: Root) -> Root:
-        nonlocal term
-        there = {lease.name for lease in context.roots.leases(root)}
-        if _name(new) not in there:  # unless an earlier try has moved it
-            if old not in there:
-                raise _taken_away(held)
-            _check_start(root, session)
-        locate(context, root, snapshot_id)
-        term = _term(context, new)
-        return _with(without(root, old), [_lease(new, term)])
-
-    context.roots.update_leases(change, "moving a lease", _ATTEMPTS)
-    held.session, held.snapshot, held.term = session, snapshot_id, term
-
-
-def renew_all(context: Context) -> None:
+def _renew(context: Context, moved: Mapping[HeldLease, Lease] = _NONE) -> None:
     """Renew all leases of this process in one swap; those that cannot be renewed are lost.
 
-    A lease whose history is damaged does not keep others from being renewed.
+    With `moved`, only these, which become what it says. A lease whose history is damaged does not
+    keep others from being renewed.
     """
-    lost: dict[bytes, ManifestsError] = {}
-    terms: dict[bytes, Term] = {}
+    found: dict[HeldLease, tuple[Lease, float] | ManifestsError] = {}
 
     def change(root: Root) -> Root:
-        lost.clear()
-        terms.clear()
+        found.clear()
         there = {lease.name for lease in context.roots.leases(root)}
-        renewed = []
+        changed: dict[str, Lease | None] = {}
         for held in due:
+            lease = moved.get(held, held.stored)
             try:
-                if _name(held) not in there:
+                # An earlier try may have moved it.
+                if there.isdisjoint((held.stored.name, lease.name)):
                     raise _taken_away(held)
-                locate(context, root, held.snapshot)
+                if lease.name not in there:
+                    _check_start(root, lease.session)
+                locate(context, root, lease.snapshot)
             except (SnapshotExpiredError, FencedError) as error:
-                lost[held.lease_id] = error
+                found[held] = error
             except CorruptObjectError:
-                _LOG.warning("a lease on %s was not renewed", held.snapshot, exc_info=True)
+                _LOG.warning("a lease on %s was not renewed", lease.snapshot, exc_info=True)
             else:
-                terms[held.lease_id] = _term(context, held)
-                renewed.append(_lease(held, terms[held.lease_id]))
-        return _with(root, renewed) if renewed else root
+                found[held] = renewed = _renewed(held, lease)
+                changed |= {held.stored.name: None, lease.name: renewed[0]}
+        return with_entries(root, entries(root) | changed) if changed else root
 
-    due = context.heart.held()
+    due = [*moved] or context.heart.held()
     if due:
         context.roots.update_leases(change, "renewing leases", _ATTEMPTS)
-        for held in due:
-            held.lost = lost.get(held.lease_id)
-            held.term = terms.get(held.lease_id, held.term)
+    for held, result in found.items():
+        if isinstance(result, ManifestsError):
+            held.error = result
+        elif moved or result[0].name == held.stored.name:  # else it was moved meanwhile
+            held.stored, held.until_s = result
 
 
-def give_up(context: Context, held: Held) -> None:
+def move(context: Context, held: HeldLease, session: str, snapshot_id: str) -> None:
+    """Let a writer's lease go on with its next session and snapshot; a parent keeps its own."""
+    if not held.is_inherited:
+        _beat(context, {held: replace(held.stored, session=session, snapshot=snapshot_id)})
+
+
+def give_up(context: Context, held: HeldLease) -> None:
     """Remove the lease from the root, if it is still there; a parent process's lease stays."""
     if held.is_inherited:
         return
     context.heart.drop(held)
+    name = held.stored.name
 
     def change(root: Root) -> Root:
-        there = {lease.name for lease in context.roots.leases(root)}
-        return without(root, _name(held)) if _name(held) in there else root
+        there = any(lease.name == name for lease in context.roots.leases(root))
+        return without(root, name) if there else root
 
     context.roots.update_leases(change, "giving up a lease", _ATTEMPTS)
 
 
-def _beat(context: Context) -> None:
+def _beat(context: Context, moved: Mapping[HeldLease, Lease] = _NONE) -> None:
     try:
-        renew_all(context)
+        _renew(context, moved)
     except ManifestsError:
-        # Retried after a third of the timeout. Until then `Held.check` compares the time.
+        # Retried after a third of the timeout. Until then `check` compares the time.
         _LOG.warning("renewing the leases of %s failed", context.storage.url, exc_info=True)
 
 
@@ -337,27 +233,15 @@ def _check_start(root: Root, session: str) -> None:
         )
 
 
-def _taken_away(held: Held) -> FencedError:
+def _taken_away(held: HeldLease) -> FencedError:
     return FencedError(
-        f"the lease on snapshot {held.snapshot} was not renewed in time, and a collection took "
+        f"the lease on snapshot {held.snapshot_id} was not renewed in time, and a collection took "
         "it away; open a new session with a longer timeout"
     )
 
 
-def _term(context: ReadContext, held: Held) -> Term:
-    """The lease's end, counted from before the swap, which may take long."""
-    runtime, timeout_ms = context.runtime, held.timeout_ms
-    return Term(runtime.monotonic_s() + timeout_ms / 1000, runtime.now_ms() + timeout_ms)
-
-
-def _lease(held: Held, term: Term) -> Lease:
-    return Lease(held.lease_id, held.session, held.snapshot, term.until_ms, held.owner)
-
-
-def _name(held: Held) -> str:
-    return f"{LEASES}{held.session}/{held.lease_id.hex()}"
-
-
-def _with(root: Root, leases: Iterable[Lease]) -> Root:
-    """The root with these leases in itself, which override those in a page."""
-    return with_entries(root, entries(root) | {lease.name: lease for lease in leases})
+def _renewed(held: HeldLease, lease: Lease) -> tuple[Lease, float]:
+    """The lease with a new end, counted from before the swap, which may take long."""
+    runtime, timeout_ms = held.runtime, held.timeout_ms
+    until_s = runtime.monotonic_s() + timeout_ms / 1000
+    return replace(lease, expires_ms=runtime.now_ms() + timeout_ms), until_s

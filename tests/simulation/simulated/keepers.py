@@ -198,7 +198,7 @@ class LeaseReader:
             with process.repository().lease(snapshot_id, rng.choice((0.3, 2.0, 600.0))) as lease:
                 taken = True  # though a collection may have removed it by now
                 names = {one.name for one in judge.leases() if one.snapshot == snapshot_id}
-                lease_id = lease._held.lease_id
+                lease_id = lease.stored.lease_id
                 session = process.repository().readonly_session(snapshot_id)
                 for _ in range(rng.randrange(2, 8)):
                     process.wait(rng.random() * 0.5)

@@ -163,7 +163,7 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
         version = root.version + 1
         times = _times(context, root, now_ms - grace_ms)
         fence = choose_fence(times, version, now_ms, grace_ms, root.fence)
-        expired = {lease.name for lease in context.roots.leases(root) if lease.expires_ms <= now_ms}
+        expired = [lease.name for lease in context.roots.leases(root) if lease.expires_ms <= now_ms]
         epochs = claimed(root, COLLECTOR)
         left = without(root, *expired)
         return replace(left, fence=fence, collected=version, epochs=epochs)

@@ -50,7 +50,7 @@ FAULTS = [
     Fault(
         "lease-trusted-by-one-clock",
         "engine/heartbeat.py",
-        " or runtime.now_ms() >= self.until_ms",
+        " or runtime.now_ms() >= self.stored.expires_ms",
         "",
     ),
     Fault(

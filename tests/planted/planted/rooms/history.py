@@ -74,14 +74,15 @@ FAULTS = [
     Fault(
         "lease-that-was-taken-away-renewed",
         "engine/leases.py",
-        "if _name(held) not in there:",
-        "if not there and not held.session:",
+        "if there.isdisjoint((held.stored.name, lease.name)):\n"
+        "                    raise _taken_away(held)\n                if lease.name",
+        "if held in moved and lease.name",
     ),
     Fault(
         "damage-stops-the-renewal-of-other-leases",
         "engine/leases.py",
-        "lost[held.lease_id] = error\n            except CorruptObjectError:",
-        "lost[held.lease_id] = error\n            except ZeroDivisionError:",
+        "found[held] = error\n            except CorruptObjectError:",
+        "found[held] = error\n            except ZeroDivisionError:",
     ),
     Fault(
         "forked-child-gives-up-its-parents-lease",

@@ -33,8 +33,8 @@ FAULTS = [
     Fault(
         "expired-leases-stay",
         "engine/upkeep/collect.py",
-        "for lease in context.roots.leases(root) if lease.expires_ms <= now_ms}",
-        "for lease in context.roots.leases(root) if lease.expires_ms <= 0}",
+        "for lease in context.roots.leases(root) if lease.expires_ms <= now_ms]",
+        "for lease in context.roots.leases(root) if lease.expires_ms <= 0]",
     ),
     Fault(
         "dry-run-of-an-expiry-expires",
