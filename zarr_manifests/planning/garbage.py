@@ -164,28 +164,6 @@ ARCHIVES_KEPT = 100
 """At least this many of the newest root versions keep their archive."""
 
 
-def choose_fence(
-    times: Iterable[tuple[int, int]], next_version: int, now_ms: int, grace_ms: int, fence: int
-) -> int:
-    """Return the new fence: sessions that began before the grace period are behind it.
-
-    Parameters
-    ----------
-    times : iterable of (version, time)
-        Versions of the root and the times they were written, newest first.
-    next_version : int
-        The version that the collection is about to write.
-    now_ms, grace_ms : int
-        The time now, and how long a session without a lease may run.
-    fence : int
-        The current fence; it never moves back.
-    """
-    if grace_ms <= 0:
-        return next_version
-    old_enough = (version for version, at_ms in times if at_ms <= now_ms - grace_ms)
-    return max(fence, next(old_enough, 0))
-
-
 def leased_lineages(leases: Iterable[Lease]) -> frozenset[str]:
     """The lineages of the sessions that hold leases; a lineage includes a session's copies."""
     return frozenset(lineage_of(lease.session) for lease in leases)

@@ -35,9 +35,8 @@ snapshots that overwrote something are about to leave its history.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -57,6 +56,7 @@ from zarr_manifests.engine.ancestry import (
     has_expired,
     lease_name,
     live_snapshots,
+    logged,
     tables,
 )
 from zarr_manifests.engine.create import keep_reserve, with_reserve
@@ -81,7 +81,6 @@ from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.garbage import (
     Aged,
     Retention,
-    choose_fence,
     first_archive_kept,
     is_dead,
     kept_count,
@@ -158,11 +157,12 @@ def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -
 def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) -> Root:
     """Raise the fence; return the new root, archived."""
     now_ms = context.runtime.now_ms()
+    ended = (e.version for e in logged(context, before.root) if e.at_ms <= now_ms - grace_ms)
+    old_enough = next(ended, 0) if grace_ms > 0 else 0
 
     def change(root: Root) -> Root:
         version = root.version + 1
-        times = _times(context, root, now_ms - grace_ms)
-        fence = choose_fence(times, version, now_ms, grace_ms, root.fence)
+        fence = max(root.fence, old_enough) if grace_ms > 0 else version
         expired = [lease.name for lease in context.roots.leases(root) if lease.expires_ms <= now_ms]
         epochs = claimed(root, COLLECTOR)
         left = without(root, *expired)
@@ -189,28 +189,6 @@ def updated(context: Context, change: Callable[[Root], Root], what: str) -> Root
     """Swap in the changed root, on a full disk with the reserve."""
     update = context.roots.update
     return with_reserve(context.storage, partial(update, change, what, "", "", _ATTEMPTS))
-
-
-def _times(context: ReadContext, root: Root, cutoff_ms: int) -> Iterator[tuple[int, int]]:
-    """Versions of the root and when they were written, newest first.
-
-    Of the versions that only archives know, it has just the newest one written by `cutoff_ms`.
-    """
-    yield root.version, root.written_ms
-    for entry in reversed(root.log):
-        yield entry.version, entry.at_ms
-    oldest = root.log[0].version if root.log else root.version
-    versions = [v for v in archived_versions(context.storage) if v < oldest]
-
-    def written_ms(version: int) -> int:
-        return context.roots.archived(version).written_ms
-
-    try:
-        found = bisect_right(versions, cutoff_ms, key=written_ms)
-        if found:
-            yield versions[found - 1], cutoff_ms
-    except ObjectNotFoundError:
-        return  # another collection is removing them: the fence stays for now
 
 
 # --- what is alive -----------------------------------------------------------------------------
