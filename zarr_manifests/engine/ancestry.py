@@ -43,7 +43,7 @@ refers to. Objects are loaded many at once, each once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
@@ -67,7 +67,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, ManifestRef, Part
 from zarr_manifests.format.records import MAX_SNAPSHOT_BYTES, BlobRef
-from zarr_manifests.format.root import Lease, LogEntry, Root
+from zarr_manifests.format.root import Branch, Lease, LogEntry, Root
 from zarr_manifests.format.snapshot import (
     Ancestor,
     History,
@@ -599,43 +599,41 @@ def tables(value: Any) -> Iterator[ChunkTable]:
 
 def follow(
     runtime: Runtime,
-    starts: Iterable[Link],
+    snapshots: Mapping[str, BlobRef],
+    branches: Iterable[Branch],
     load: Callable[[Link], Any],
     seen: set[str],
     stage: str = "",
 ) -> Iterator[tuple[Link, Any]]:
-    """All objects that the links lead to, each once, with the result of `load`.
+    """All that these snapshots and the indexes of branches need, each once, and what `load` gives.
 
     Keys in `seen` are skipped, and visited keys are added to it. If `load` returns None, references
     of that object are not followed. `progress` is told how many of the objects found so far were
     loaded.
     """
     due: list[Link] = []
-    known: set[str] = set()
-    done = 0
+    found = done = 0
 
-    def add(links: Iterable[Link]) -> None:
-        fresh = [link for link in links if link.ref.key not in seen]
-        known.update(link.ref.key for link in fresh)
-        due.extend(fresh)
-
-    add(starts)
-    expect(stage, len(known))
-    tell(stage, 0)
-    while due:
-        links: list[Link] = []
-        while due and len(links) < _AT_ONCE:
-            link = due.pop()
+    def add(links: Iterable[Link]) -> int:
+        before = len(due)
+        for link in links:
             if link.ref.key not in seen:
                 seen.add(link.ref.key)
-                links.append(link)
-        for link, value in zip(
-            links, runtime.parallel([partial(load, link) for link in links]), strict=True
-        ):
+                due.append(link)
+        return len(due) - before
+
+    found += add(Link(ref, Snapshot) for ref in snapshots.values())
+    found += add(Link(b.index, IndexDirectory) for b in branches if b.index is not None)
+    expect(stage, found)
+    tell(stage, 0)
+    while due:
+        links = [due.pop() for _ in range(min(len(due), _AT_ONCE))]
+        values = runtime.parallel([partial(load, link) for link in links])
+        for link, value in zip(links, values, strict=True):
             yield link, value
-            add(children(value, of_page=link.of_page))
+            found += add(children(value, of_page=link.of_page))
         done += len(links)
-        expect(stage, len(known))
+        expect(stage, found)
         tell(stage, done)
 
 

@@ -49,7 +49,7 @@ from zarr_manifests.format.manifest import Manifest
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import CLONING_KEY, ROOT_KEY, Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import HistoryPage, Snapshot
-from zarr_manifests.format.zone_maps import IndexDirectory, Zones
+from zarr_manifests.format.zone_maps import Zones
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.garbage import ChunkRanges, Rows, parts
 from zarr_manifests.progress import counted, expect, tell
@@ -160,11 +160,10 @@ class _Clone:
         if self.there is not None and self.whole is not None:
             for mine in self.whole.branches.values():
                 known |= {ref.key for ref, _ in ages(self.there, mine.head, mine.floor)}
-        due = [ref for key, ref in history.items() if key not in known]
-        self._copy(due, branches)
+        self._copy(history, branches, known)
         self._write_root(branches, tags)
         self.storage.delete_many([CLONING_KEY])
-        return CloneReport(len(due), len(self.copied), sum(self.copied))
+        return CloneReport(len(history.keys() - known), len(self.copied), sum(self.copied))
 
     # --- what is there -----------------------------------------------------------------------
 
@@ -258,16 +257,17 @@ class _Clone:
 
     # --- copying -----------------------------------------------------------------------------
 
-    def _copy(self, due: list[BlobRef], branches: Mapping[str, Branch]) -> None:
-        """Copy these snapshots, the indexes of the branches, and all that they lead to.
+    def _copy(
+        self, history: Mapping[str, BlobRef], branches: Mapping[str, Branch], known: set[str]
+    ) -> None:
+        """Copy the snapshots not known, the indexes of the branches, and all that they lead to.
 
         Metadata objects are copied on the way, since what they refer to is read from them.
         """
-        starts = [Link(ref, Snapshot) for ref in due]
-        starts += [Link(b.index, IndexDirectory) for b in branches.values() if b.index is not None]
         ranges, runtime = ChunkRanges(), self.context.runtime
-        seen = self._complete()
-        for _, value in follow(runtime, starts, self._metadata, seen, "metadata"):
+        seen = self._complete() | known
+        every = branches.values()
+        for _, value in follow(runtime, history, every, self._metadata, seen, "metadata"):
             for table in tables(value):
                 ranges.add(table)
         listed = counted("looking at what is there", self.storage.list("chunks/"))
@@ -291,9 +291,8 @@ class _Clone:
             return None if ends else there.objects.load(link.ref, link.kind)
 
         branches = whole.branches.values()
-        starts = [Link(branch.head, Snapshot) for branch in branches]
-        starts += [Link(b.index, IndexDirectory) for b in branches if b.index is not None]
-        for _ in follow(there.runtime, starts, load, seen, "looking at the clone"):
+        heads = {branch.head.key: branch.head for branch in branches}
+        for _ in follow(there.runtime, heads, branches, load, seen, "looking at the clone"):
             pass
         return seen
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -74,8 +74,9 @@ from zarr_manifests.errors import (
     UnsupportedFormatError,
 )
 from zarr_manifests.format.chunk_table import native_keys
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import COLLECTOR, Branch, Root, archive_key, without
-from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
+from zarr_manifests.format.snapshot import CommitKind, DeltaEntry
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.garbage import (
@@ -124,7 +125,7 @@ def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -
         If another collection has begun in the meantime; it goes on with the rest.
     """
     root = _begin(context, context.roots.read(), grace_ms, dry_run=dry_run)
-    marks = _mark(context, root)
+    marks = mark(context, root)
     dead, waiting = _find_dead(context, root, marks.marked)
     archives = _old_archives(context, root)
     if not dry_run:
@@ -194,44 +195,48 @@ def updated(context: Context, change: Callable[[Root], Root], what: str) -> Root
 # --- what is alive -----------------------------------------------------------------------------
 
 
-class _Marks(Struct, frozen=True):
+class Marks(Struct, frozen=True):
     """Keys of everything the root reaches; and tags and leases with older snapshots."""
 
     marked: set[str]
     held_by: Mapping[str, datetime | None]
 
 
-def _mark(context: ReadContext, root: Root) -> _Marks:
+def mark(context: ReadContext, root: Root) -> Marks:
     """Mark everything the root reaches.
 
     If an index or a page of history cannot be read, all of its kind count as reached.
+
+    Raises
+    ------
+    CorruptObjectError
+        If anything else cannot be read.
     """
     whole = context.roots.whole(root)
-    starts: dict[str, Link] = {}
+    snapshots: dict[str, BlobRef] = {}
     holders: dict[str, str] = {}
     for ref, _, holder in live_snapshots(context, whole):
-        starts[ref.key] = Link(ref, Snapshot)
+        snapshots[ref.key] = ref
         holders.setdefault(ref.key, holder)  # a branch comes first
-    for branch in whole.branches.values():
-        if branch.index is not None:
-            starts[branch.index.key] = Link(branch.index, IndexDirectory)
-    marked = _follow(context, starts)
+    marked = _reached(context, snapshots, whole.branches.values())
     leases = sorted(whole.leases, key=lambda lease: lease.expires_ms)
     until = {lease_name(lease): _utc(lease.expires_ms) for lease in leases}
     heads = {branch.head.key for branch in whole.branches.values()}
     held = {lease_name(one) for one in leases if snapshot_key(one.snapshot) not in heads}
     held_by = {one: until.get(one) for one in sorted({*holders.values(), *held} - {""})}
     marked |= {page.blob.key for page in root.pages}
-    return _Marks(marked, held_by)
+    return Marks(marked, held_by)
 
 
 def _utc(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
-def _follow(context: ReadContext, starts: Mapping[str, Link]) -> set[str]:
+def _reached(
+    context: ReadContext, snapshots: Mapping[str, BlobRef], branches: Iterable[Branch]
+) -> set[str]:
     """Keys of all that these lead to."""
-    marked: set[str] = set()
+    reached: set[str] = set()
     lost: set[str] = set()
 
     def load(link: Link) -> Any:
@@ -239,19 +244,19 @@ def _follow(context: ReadContext, starts: Mapping[str, Link]) -> set[str]:
         if link.kind is Zones or (link.page is not None and link.page.level == 0):
             return None
         try:
-            return context.objects.load(link.ref, link.kind)
+            return context.objects.load(link.ref.bare(), link.kind)
         except (CorruptObjectError, UnsupportedFormatError):
             if link.page is None and link.kind not in (IndexDirectory, ZonePages):
                 raise
             lost.add(link.ref.key.partition("/")[0])
             return None
 
-    for _, value in follow(context.runtime, starts.values(), load, marked, "marking"):
+    for _, value in follow(context.runtime, snapshots, branches, load, reached, "marking"):
         for table in tables(value):
-            marked |= native_keys(table)
+            reached |= native_keys(table)
     for kind in lost:
-        marked |= {info.key for info in context.storage.list(f"{kind}/")}
-    return marked
+        reached |= {info.key for info in context.storage.list(f"{kind}/")}
+    return reached
 
 
 # --- what is dead ------------------------------------------------------------------------------

@@ -28,19 +28,19 @@ from msgspec.structs import replace
 from zarr_manifests.engine.ancestry import archived_versions, logged
 from zarr_manifests.engine.epochs import restored_epoch
 from zarr_manifests.engine.roots import RootAt, Roots
-from zarr_manifests.engine.upkeep.verify import closure_problems
+from zarr_manifests.engine.upkeep.collect import mark
 from zarr_manifests.engine.view import Context, ReadContext
 from zarr_manifests.errors import (
     CommitOutcomeUnknownError,
     ConflictError,
     CorruptObjectError,
     InvalidArgumentError,
-    ManifestsError,
     NotARepositoryError,
     NotFoundError,
     ObjectNotFoundError,
     SnapshotExpiredError,
     StorageError,
+    UnsupportedFormatError,
     UnsupportedStorageError,
 )
 from zarr_manifests.format.records import BlobRef
@@ -221,7 +221,7 @@ def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | N
     new one cannot be installed with this token.
     """
     token, current = _current(storage)
-    if current is not None and not closure_problems(_context(storage, runtime, current), current):
+    if current is not None and not _problem(storage, runtime, current):
         raise InvalidArgumentError(
             f"{storage.url} has a sound root of version {current.version}: there is nothing to "
             "recover. `zm.recover(repo, version)` goes back to older refs"
@@ -246,10 +246,6 @@ def _check_collections(
     )
 
 
-def _context(storage: Storage, runtime: Runtime, root: Root) -> ReadContext:
-    return ReadContext.unshared(root.repository_id, storage, runtime, root.config)
-
-
 def _current(storage: Storage) -> tuple[Token | None, Root | None]:
     """The token of what is in the root's place, and the root if it is readable."""
     try:
@@ -270,19 +266,28 @@ def _after_all(archived: int, current: Root | None) -> int:
 
 
 def _archived(storage: Storage, runtime: Runtime, version: int) -> tuple[Root | None, str]:
-    """The archived root if it can be read, and why it cannot be used.
-
-    An error of the storage is raised, since it says nothing about the archive.
-    """
-    root = None
+    """The archived root if it can be read, and why it cannot be used."""
     try:
         root = Roots(storage, runtime).archived(version)
-        problems = closure_problems(_context(storage, runtime, root), root)
-    except ManifestsError as error:
-        if isinstance(error, StorageError) and not isinstance(error, ObjectNotFoundError):
-            raise
-        return root, str(error) or type(error).__name__
-    return root, str(problems[0]) if problems else ""
+    except (CorruptObjectError, UnsupportedFormatError, ObjectNotFoundError) as error:
+        return None, str(error)
+    return root, _problem(storage, runtime, root)
+
+
+def _problem(storage: Storage, runtime: Runtime, root: Root) -> str:
+    """What the root reaches and is damaged or not there; empty if there is nothing of the kind.
+
+    Chunk objects are only looked for. An error of the storage is raised, since it says nothing
+    about an object.
+    """
+    context = ReadContext.unshared(root.repository_id, storage, runtime, root.config)
+    try:
+        marked = mark(context, root.bare()).marked
+    except (CorruptObjectError, UnsupportedFormatError) as error:
+        return str(error)
+    there = {info.key for info in counted("looking for chunks", storage.list("chunks/"))}
+    gone = [key for key in marked if key.startswith("chunks/") and key not in there]
+    return f"chunk object {min(gone)} is not there" if gone else ""
 
 
 def _renewed(archived: Root, version: int, runtime: Runtime) -> Root:

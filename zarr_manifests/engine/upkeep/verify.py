@@ -42,7 +42,6 @@ from zarr_manifests.errors import (
     CorruptObjectError,
     ManifestsError,
     ObjectNotFoundError,
-    StorageError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, NodeKind, Part, grouped
@@ -64,7 +63,6 @@ from zarr_manifests.format.snapshot import (
     SnapshotPointer,
     unpacked_entries,
 )
-from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import absolute
 from zarr_manifests.planning.garbage import (
@@ -193,18 +191,10 @@ class _Findings(Struct):
     """Ranges of objects that were read, where all match their checksums."""
     unguarded: set[tuple[str, int, int]] = set()
     """Location, offset and length of virtual chunks in files of no known version."""
-    patient: bool = True
-    """Whether storage errors are recorded, not raised; they say nothing about an object."""
     run: Run = map
     """Runs the tasks that read chunks."""
 
     def add(self, key: str, error: BaseException | str) -> None:
-        if (
-            not self.patient
-            and isinstance(error, StorageError)
-            and not isinstance(error, ObjectNotFoundError)
-        ):
-            raise error
         self.problems.setdefault(key, Problem(key, str(error)))
 
 
@@ -258,22 +248,6 @@ def _look(context: ReadContext, root: Root | None, found: _Findings) -> tuple[in
     return _check_chunks(fresh, found)
 
 
-def closure_problems(context: ReadContext, root: Root) -> tuple[Problem, ...]:
-    """What is wrong with what the root reaches; chunk objects are only checked for existence.
-
-    Raises
-    ------
-    StorageError
-        If the storage fails, so that it cannot be determined.
-    """
-    found = _Findings(patient=False)
-    fresh = _fresh(context)
-    _check_closure(fresh, root, found)
-    if not found.problems:
-        _check_chunks_there(fresh, found)
-    return tuple(found.problems.values())
-
-
 def _fresh(context: ReadContext) -> ReadContext:
     """The same repository with empty caches."""
     where = context.repository_id, context.storage, context.runtime
@@ -290,15 +264,12 @@ def _check_closure(
     whole = _check_pages(context, root, found)
     if whole is None:
         return []
-    starts = {ref.key: Link(ref, Snapshot) for ref in _snapshots(context, whole, found)}
-    for branch in whole.branches.values():
-        if branch.index is not None:
-            starts[branch.index.key] = Link(branch.index, IndexDirectory)
-    seen: set[str] = set()
+    starts = {ref.key: ref for ref in _snapshots(context, whole, found)}
     load = partial(_load, context, found)
     histories: list[tuple[BlobRef, Snapshot | HistoryPage]] = []
     paged = _PagedBases()
-    for link, value in follow(context.runtime, starts.values(), load, seen, "reading metadata"):
+    every = whole.branches.values()
+    for link, value in follow(context.runtime, starts, every, load, set(), "reading metadata"):
         found.objects += 1
         if isinstance(value, Snapshot | HistoryPage):
             histories.append((link.ref, value))
@@ -612,11 +583,3 @@ def _check_object(storage: ReadableStorage, key: str, rows: Rows) -> str | None:
         return f"chunk object {key} is referenced and not there"
     except ManifestsError as error:
         return str(error)
-
-
-def _check_chunks_there(context: ReadContext, found: _Findings) -> None:
-    listed = counted("looking for chunks", context.storage.list("chunks/"))
-    sizes = {info.key: info.nbytes for info in listed}
-    for key, rows in found.ranges.of_each():
-        if sizes.get(key, -1) < end_of(rows):
-            found.add(key, f"chunk object {key} is not there, or too short")
