@@ -351,13 +351,8 @@ def _snapshots(context: ReadContext, whole: Root, found: _Findings) -> Iterator[
 
 
 def _load(context: ReadContext, found: _Findings, link: Link) -> Any:
-    """The object as stored; None, with a problem recorded, if it is not what it should be.
-
-    A recovery does without pages of history and zone maps, which only repeat other objects.
-    """
+    """The object as stored; None, with a problem recorded, if it is not what it should be."""
     ref = link.ref
-    if not found.patient and link.kind in (HistoryPage, ZonePages, Zones):
-        return None
     try:
         data = context.storage.get(ref.key, 0, ref.length + 1)
         if ref.copy is not None and ref.copy != data:
