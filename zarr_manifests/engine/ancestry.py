@@ -16,8 +16,8 @@ Invariants:
   snapshot that is due. A page that is missing, damaged or of another history ends the listing with
   a warning. Its reader then goes on at the snapshot that was due, which has entries of its own.
   `verify` reports the page.
-- What is fetched in advance is only a hint. A fetched snapshot is used only if a child's pointer
-  matches it, with length and checksum. A wrong or unreadable one costs a request and is no error.
+- What is fetched in advance is used only if a child's pointer is the one it was fetched by. A wrong
+  or unreadable one costs a request and is no error.
 
 A session *follows* a branch, or finds that its snapshot has expired: objects missing because of
 that raise `SnapshotExpiredError`, and a session's own objects that a collection has deleted raise
@@ -98,20 +98,14 @@ def ancestors(
     context: ReadContext, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot]]:
     """The snapshot and those before it, newest first, down to the one with the id `floor`."""
-    load = context.objects.load
-    return _walk(context, start, floor, lambda ref, fetched: load(ref, Snapshot, fetched))
+    return counted(FOLLOWING, _walk(context, start, floor, Snapshot))
 
 
 def ages(
     context: ReadContext, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot | Ancestor]]:
     """Like `ancestors`, but faster: it decodes only what gives a snapshot's age and parent."""
-    objects = context.objects
-
-    def load(ref: BlobRef, fetched: bytes | None) -> Snapshot | Ancestor:
-        return objects.recall(ref, Snapshot) or objects.load(ref, Ancestor, fetched)
-
-    return _walk(context, start, floor, load)
+    return counted(FOLLOWING, _walk(context, start, floor, Ancestor))
 
 
 def entries(
@@ -147,26 +141,48 @@ def _circular(ref: BlobRef) -> CorruptObjectError:
     return CorruptObjectError(f"{ref.key} is its own ancestor; the history is damaged")
 
 
-def _walk[T: Snapshot | Ancestor](
-    context: ReadContext,
-    start: BlobRef,
-    floor: str | None,
-    load: Callable[[BlobRef, bytes | None], T],
-) -> Iterator[tuple[BlobRef, T]]:
-    def steps() -> Iterator[tuple[BlobRef, T]]:
-        last = None if floor is None else snapshot_key(floor)
-        ahead = SnapshotsAhead(context, floor)
-        ref: BlobRef | None = start
-        seen: set[str] = set()
-        while ref is not None:
-            if ref.key in seen:
-                raise _circular(ref)
-            seen.add(ref.key)
-            snapshot = load(ref, ahead.take(ref))
-            yield ref, snapshot
-            ref = snapshot.parent if ref.key != last else None
+def _walk(
+    context: ReadContext, start: BlobRef, floor: str | None, kind: type[Snapshot | Ancestor]
+) -> Iterator[tuple[BlobRef, Any]]:
+    """The snapshots, or what `kind` has of them.
 
-    return counted(FOLLOWING, steps())
+    Far away, several are fetched in a round, twice as many as in the round before. What a snapshot
+    says about its ancestors tells which.
+    """
+    objects = context.objects
+    last = None if floor is None else snapshot_key(floor)
+    ref: BlobRef | None = start
+    seen: set[str] = set()
+    told: Iterator[BlobRef] = iter(())
+    fetched: dict[BlobRef, Snapshot | Ancestor] = {}
+    alone, count = _BEGINS, _FIRST
+
+    def is_here(ref: BlobRef) -> bool:
+        return any(objects.has(ref, one) for one in (Snapshot, Ancestor))
+
+    while ref is not None:
+        if ref.key in seen:
+            raise _circular(ref)
+        seen.add(ref.key)
+        found = fetched.pop(ref.bare(), None) or objects.recall(ref, Snapshot)
+        if not (found or objects.storage.capabilities.inline or is_here(ref)):
+            alone -= 1
+            if alone < 0:
+                due = [*islice(told, count)]
+                if due[:1] != [ref]:  # not known yet, or these were not ancestors
+                    found = objects.load(ref, Snapshot)
+                    runs = ancestor_runs(context, found, floor)
+                    refs = (entry.pointer.ref for run in runs for entry in run)
+                    told = (each for each in refs if not is_here(each))
+                    count = _FIRST
+                    due = [*islice(told, count)]
+                with suppress(ManifestsError):  # each is loaded again when it is due
+                    loaded = objects.load_all([(each, kind) for each in due])
+                    fetched = {each: loaded[each.key] for each in due}
+                count = min(2 * count, _MOST)
+        snapshot = found or fetched.pop(ref.bare(), None) or objects.load(ref, kind)
+        yield ref, snapshot
+        ref = snapshot.parent if ref.key != last else None
 
 
 def locate(
@@ -368,59 +384,6 @@ def _load(context: ReadContext, ref: HistoryPageRef) -> HistoryPage | None:
         _LOG.warning("history is read from the snapshots instead: %s", error)
         return None
     return page
-
-
-# --- fetching the next ones ahead ----------------------------------------------------------------
-
-
-class SnapshotsAhead:
-    """Prefetches the snapshots that a walk down to `floor` is likely to need next.
-
-    A round fetches at most twice as many as were used of the round before; where calls are inline
-    (memory, a local disk), nothing is fetched in advance.
-    """
-
-    def __init__(self, context: ReadContext, floor: str | None) -> None:
-        self._context = context
-        self._floor = floor
-        self._next: Iterator[BlobRef] = iter(())
-        self._fetched: dict[str, bytes] = {}
-        self._until_begin = _BEGINS
-        self._count = _FIRST
-
-    def take(self, ref: BlobRef) -> bytes | None:
-        """The object at the key if it was fetched here; None if another cache has or gets it."""
-        objects = self._context.objects
-        if objects.storage.capabilities.inline or self._is_here(ref):
-            return None
-        if ref.key not in self._fetched:
-            if self._until_begin:
-                self._until_begin -= 1
-                return None
-            self._fetch(ref)
-        return self._fetched.pop(ref.key, None)
-
-    def _is_here(self, ref: BlobRef) -> bool:
-        return any(self._context.objects.has(ref, kind) for kind in (Snapshot, Ancestor))
-
-    def _fetch(self, ref: BlobRef) -> None:
-        """Fetch the due snapshot, together with the next ones as far as they are known."""
-        objects = self._context.objects
-        if self._fetched:
-            self._next, self._count = iter(()), _FIRST  # these were not ancestors
-        due = [*islice(self._next, self._count)]
-        if not due or due[0] != ref:
-            snapshot = objects.load(ref, Snapshot)
-            told = ancestor_runs(self._context, snapshot, self._floor)
-            refs = (entry.pointer.ref for run in told for entry in run)
-            self._next = (each for each in refs if not self._is_here(each))
-            due = [*islice(self._next, self._count)]
-        found = self._context.runtime.parallel(
-            [partial(objects.guess, each.key, each.length) for each in due]
-        )
-        here = zip(due, found, strict=True)
-        self._fetched = {each.key: data for each, data in here if data is not None}
-        self._count = min(2 * self._count, _MOST)
 
 
 # --- following ---------------------------------------------------------------------------------

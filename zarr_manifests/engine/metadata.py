@@ -352,18 +352,6 @@ class ObjectReader:
             return self.has_table(ref.blob, kind) or self.has(*self._holder(ref, kind))
         return ref.copy is not None or _name(ref, kind) in self.cache
 
-    def guess(self, key: str, most: int) -> bytes | None:
-        """The bytes at a key if there are at most `most`, else None; also None if it fails.
-
-        They are unverified: only someone with a pointer to the object can trust them.
-        """
-        self._runtime.checkpoint("objects.get")
-        try:
-            data = self.storage.get(key, 0, most + 1)
-        except StorageError:  # a reader that really needs the object gets the error itself
-            return None
-        return data if len(data) <= most else None
-
     def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:
         return kind.from_object(self._bytes(ref) if fetched is None else fetched, ref)
 
