@@ -345,7 +345,7 @@ def ancestor_runs(
 def _runs(context: ReadContext, history: History, wanted: int) -> Iterator[Sequence[HistoryEntry]]:
     """The entries that the snapshot carries, then those of each page; newest first.
 
-    A round fetches what is wanted, and at least as many entries as there were before.
+    A round fetches what is wanted, or many more entries than there were before.
     """
     due = [*reversed(history.pages)]
     loaded: dict[str, HistoryPage | None] = {}
@@ -357,7 +357,7 @@ def _runs(context: ReadContext, history: History, wanted: int) -> Iterator[Seque
         if not due:
             return
         if due[0].blob.key not in loaded:
-            count = max(wanted - seen, seen, 1)
+            count = max(wanted - seen, 8 * seen, 1)
             refs = [r for r in _reaching(due[:_LOADED_AT_ONCE], count) if r.blob.key not in loaded]
             found = context.runtime.parallel([partial(_load, context, ref) for ref in refs])
             loaded |= {ref.blob.key: page for ref, page in zip(refs, found, strict=True)}
