@@ -563,7 +563,7 @@ class Reader:
             pages = self.follow(pointer, INDEX)
             demand(pages["type"] == "zone-pages" and pages["pages"], "pages of zone maps")
             summed = bounds_of(pages["bounds"])
-            for i, ((lo, hi), _, count, _, blob, position) in enumerate(pages["pages"]):
+            for i, ((lo, hi), _, count, blob, position) in enumerate(pages["pages"]):
                 of, table = self.zone_tables(blob)[position]
                 demand(of == node_id and table["meaning"] == pages["meaning"], "page of a node")
                 demand([table["chunks"]["lo"], table["chunks"]["hi"]] == [lo, hi], "box of a page")

@@ -188,15 +188,10 @@ def paged_leaves(
     They have no other entry, their box is that of the leaf, and no live delta changes a chunk of
     the leaf in the region.
     """
-    of_leaf = {
-        (page.leaf, page.box): i
-        for i, page in enumerate(pages)
-        if page.complete and page.leaf is not None
-    }
+    of_leaf = {(page.leaf, page.box): i for i, page in enumerate(pages)}
     found: list[tuple[PlacedLeaf, int]] = []
     for leaf in view.index.placed_in(node_id, region):
-        blob = leaf.manifest.blob
-        mine = of_leaf.get(((blob.key, blob.crc32c), leaf.part.box))
+        mine = of_leaf.get((leaf.key, leaf.part.box))
         if mine is not None and pages[mine].count == leaf.part.count:
             found.append((leaf, mine))
     # The oldest first, which fetches what the others need.
@@ -217,11 +212,8 @@ def paged_leaves(
 _OBJECT_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 100
 
-type LeafZones = tuple[bytes, BlobRef | None, ZoneTable, bool]
-"""Node id, the leaf's manifest, its entries, and whether each of its chunks has one.
-
-Without a manifest, the entries are of chunks in no leaf.
-"""
+type LeafZones = tuple[bytes, str | None, ZoneTable]
+"""Node id, key of the leaf's manifest, and its entries; of chunks in no leaf, without a key."""
 
 
 def write_pages(
@@ -234,9 +226,8 @@ def write_pages(
         packed = tuple((node_id, data) for data, node_id, *_ in group)
         upload = Upload(keys.next("indexes"), Zones(packed).encode())
         context.objects.create(upload.key, upload.data)
-        for position, (_, node_id, blob, zones, complete) in enumerate(group):
-            leaf = None if blob is None else (blob.key, blob.crc32c)
-            page = ZonePage(zones.box, leaf, len(zones), complete, upload.ref, position)
+        for position, (_, node_id, leaf, zones) in enumerate(group):
+            page = ZonePage(zones.box, leaf, len(zones), upload.ref, position)
             made.append((node_id, ZonePages(zones.meaning, (page,), zones.bounds.around())))
     return made
 
@@ -246,9 +237,7 @@ def _joined(parts: Sequence[ZonePages]) -> ZonePages:
     return ZonePages(parts[0].meaning, pages, Bounds.joined([part.bounds for part in parts]))
 
 
-def _still(
-    old: ZonePages, new: Sequence[ZonePages], live: Collection[tuple[str, int]]
-) -> list[ZonePages]:
+def _still(old: ZonePages, new: Sequence[ZonePages], live: Collection[str]) -> list[ZonePages]:
     """The older pages of a node that new ones do not replace.
 
     Those of leaves have to be live. The page of a leaf replaces the one before, and those of chunks
@@ -288,9 +277,7 @@ def with_zones(
     """
     paged, uploads = dict(index_directory(context, branch.index).zones), list[Upload]()
     new = grouped(zones)
-    live = grouped(
-        (part.node_id, (ref.blob.key, ref.blob.crc32c)) for ref in manifests for part in ref.parts
-    )
+    live = grouped((part.node_id, ref.blob.key) for ref in manifests for part in ref.parts)
     stay = live.keys() - set(changed)
     for node_id in sorted({*new, *(paged.keys() - stay)}):
         both, node = new.get(node_id, []), nodes.get(node_id)

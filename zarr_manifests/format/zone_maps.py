@@ -422,13 +422,10 @@ class ZonePage(ListRecord, frozen=True):
     ----------
     box : Box
         The coordinates of its chunks; pages of one leaf do not overlap.
-    leaf : (str, int) or None
-        Key and checksum of the manifest with the leaf that holds them; None if they were not in a
-        leaf.
+    leaf : str or None
+        Key of the manifest with the leaf that holds them; None if they were not in a leaf.
     count : int
-        Number of entries.
-    complete : bool
-        Whether every chunk that the leaf has in the box has an entry.
+        Number of entries; of a leaf, each for another of its chunks.
     blob, position : BlobRef, int
         The object with the entries, and their position in it.
 
@@ -439,9 +436,8 @@ class ZonePage(ListRecord, frozen=True):
     """
 
     box: Box
-    leaf: tuple[str, int] | None
+    leaf: str | None
     count: int
-    complete: bool
     blob: BlobRef
     position: int
 
@@ -449,8 +445,6 @@ class ZonePage(ListRecord, frozen=True):
         drop_copies(self, "blob")
         check_numbers("zones.pages", self.count, most=PAGE_ROWS)
         check_numbers("zones.pages", self.position, most=MAX_ROWS)
-        if self.leaf is not None:
-            check_numbers("zones.pages", self.leaf[1], most=2**32 - 1)
 
 
 class _StoredPages(Record, frozen=True, tag="zone-pages"):

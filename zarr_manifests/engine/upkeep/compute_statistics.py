@@ -186,7 +186,7 @@ class _Measuring(Struct):
                 measured += sum(map(len, due.fresh))
                 beside += due.fresh if due.leaf is None else self._added(node, due.leaf, due.fresh)
         if beside:
-            pages = [(node.node_id, None, page, False) for page in in_pages(merged(beside))]
+            pages = [(node.node_id, None, page) for page in in_pages(merged(beside))]
             self.new += write_pages(self.context, self.keys, pages)
         return StatisticsReport(path, chunks, known, measured)
 
@@ -199,7 +199,7 @@ class _Measuring(Struct):
         (table,) = self.contents.view.leaves(node.node_id, leaf.part.box.__eq__)
         zones = self.zones.counting(node, table, fresh)
         if zones is not None:
-            page = node.node_id, leaf.manifest.blob, zones, len(zones) == len(table)
+            page = node.node_id, leaf.key, zones
             self.new += write_pages(self.context, self.keys, [page])
         for one in fresh:
             newer = taken(one, ~valid(one, table))

@@ -290,7 +290,7 @@ class LeavesHere:
             ]
             for i, (ref, copy) in zip(full, self._context.runtime.parallel(calls), strict=True):
                 own = [
-                    (one.part.node_id, ref.blob, one.zones, len(one.zones) == one.part.count)
+                    (one.part.node_id, ref.blob.key, one.zones)
                     for one in made.pop(i)
                     if one.zones is not None
                 ]
