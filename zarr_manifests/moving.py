@@ -22,7 +22,6 @@ from zarr_manifests import virtual
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.forks import SessionWriter
-from zarr_manifests.engine.import_references import apply_snapshot, import_references
 from zarr_manifests.engine.metadata import SessionKeys
 from zarr_manifests.engine.overlay import node_path
 from zarr_manifests.engine.refs import DEFAULT_BRANCH, Refs
@@ -36,6 +35,7 @@ from zarr_manifests.exporting import exports
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.format.snapshot import CommitKind
 from zarr_manifests.ids import lineage_of
+from zarr_manifests.importing import apply_snapshot, import_references
 from zarr_manifests.keys import V3_DOCUMENT, directory
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import CloneReport, ExportReport

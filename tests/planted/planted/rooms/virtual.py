@@ -79,13 +79,13 @@ FAULTS = [
     ),
     Fault(
         "an-import-goes-over-what-is-there",
-        "engine/import_references.py",
+        "importing.py",
         "for other in workspace.contents.within(path):",
         "for other in ():",
     ),
     Fault(
         "references-that-no-array-reads-are-taken-in",
-        "engine/import_references.py",
+        "importing.py",
         "if references.fetch is None:",
         "if False:",
     ),
@@ -109,7 +109,7 @@ FAULTS = [
     ),
     Fault(
         "chunks-that-are-gone-in-icechunk-stay",
-        "engine/import_references.py",
+        "importing.py",
         "if len(gone) and grid.ndim:",
         "if False:",
     ),
