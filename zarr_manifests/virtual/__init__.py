@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zarr_manifests.moving import import_icechunk, import_kerchunk, import_zarr
     from zarr_manifests.virtual import kerchunk as kerchunk
     from zarr_manifests.virtual import references as references
-    from zarr_manifests.xarray.virtual_datasets import write_virtual as write
+    from zarr_manifests.xarray.writers import write_virtual as write
 
 __all__ = ["import_icechunk", "import_kerchunk", "import_zarr", "write"]
 
@@ -24,7 +24,7 @@ _module = on_demand(__name__, "kerchunk", "references")
 
 def __getattr__(name: str) -> Any:
     if name == "write":  # a room far above; xarray is imported only by those who use it
-        from zarr_manifests.xarray.virtual_datasets import write_virtual
+        from zarr_manifests.xarray.writers import write_virtual
 
         return write_virtual
     if name in __all__:

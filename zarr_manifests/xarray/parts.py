@@ -25,6 +25,8 @@ from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import is_inside
+from zarr_manifests.planning.appends import AppendPlan, OnExisting
+from zarr_manifests.storage.protocol import Version
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.appended_rows import AppendPlan, OnExisting
 
@@ -60,6 +62,8 @@ class DatasetPart(Struct, frozen=True):
         Whether it is a node of a tree without variables and attributes.
     zarr_format : int
         The format of the group, if it is to be made.
+    versions : dict of str to Version
+        What is known of files of virtual variables, by their URL.
     """
 
     ds: xr.Dataset
@@ -76,11 +80,10 @@ class DatasetPart(Struct, frozen=True):
     labels: xr.Variable | None = None
     only_group: bool = False
     zarr_format: Literal[2, 3] = 3
+    versions: dict[str, Version] = {}
 
 
-def parts_of(
-    given: Given, group: str | None, *how: Any, virtual: bool = False
-) -> list[DatasetPart]:
+def parts_of(given: Given, group: str | None, *how: Any) -> list[DatasetPart]:
     """Return the datasets to write, groups before what is in them.
 
     Parameters
@@ -91,8 +94,6 @@ def parts_of(
         Path of the group that all of it goes to.
     *how
         The arguments of `write` that a part has, from `mode` to `statistics`, in its order.
-    virtual : bool
-        Whether variables may be virtual.
 
     Raises
     ------
@@ -115,11 +116,6 @@ def parts_of(
             f"append_dim {append_dim!r} is not a dimension of the dataset; there are: "
             f"{listed(dims, 20)}"
         )
-    if not virtual and any(is_virtual(v) for _, ds in datasets for v in ds.variables.values()):
-        raise InvalidArgumentError(
-            "the dataset has references of VirtualiZarr in place of data: write it with "
-            "zarr_manifests.virtual.write"
-        )
     found = []
     for path, ds in datasets:
         at = f"{top}/{path}".strip("/")
@@ -128,7 +124,7 @@ def parts_of(
             part = _of_tree(part)
         dim = part.append_dim
         labels = ds.variables.get(dim)
-        if labels is not None and labels.dims == (dim,):
+        if labels is not None and labels.dims == (dim,) and not is_virtual(labels):
             labels = labels.copy(deep=False).load()  # without loading the caller's dataset
             part = replace(part, labels=labels)
         elif dim is not None and on_existing != "error":

@@ -38,6 +38,7 @@ from zarr.storage import StorePath
 
 from zarr_manifests.bulk import StoredArrays, document_of, keep_parsed
 from zarr_manifests.decoding import REAL_CALENDARS
+from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.overlay import SessionView, unrecorded
 from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.engine.workspace import TipCheck
@@ -84,6 +85,8 @@ class StoredGroup(StoredArrays):
         Whether there is a document of the group.
     zarr_format : int
         The format of the group.
+    own_attributes : dict
+        The attributes of the group itself.
     """
 
     def __init__(self, contents: SessionView, path: str) -> None:
@@ -93,6 +96,7 @@ class StoredGroup(StoredArrays):
         self.exists = self._group is not None
         is_v3 = self._group is None or V3_DOCUMENT in self._group.documents
         self.zarr_format: Literal[2, 3] = 3 if is_v3 else 2
+        self.own_attributes = {} if self._group is None else attributes_of(self._group)
 
     @classmethod
     def of(cls, store: ManifestStore, path: str) -> StoredGroup:
@@ -138,6 +142,33 @@ class StoredGroup(StoredArrays):
             variable = xr.Variable((dim,), both, self.attributes[dim])
             labels = decode_cf_variable(dim, variable, stack_char_dim=False).values
         return labels[: len(stored)], labels[len(stored) :]
+
+    def cells_of(
+        self, name: str, variable: xr.Variable, part: DatasetPart
+    ) -> tuple[tuple[slice, ...], tuple[int, ...]]:
+        """The cells of an existing array that a variable goes to, and the shape it then has."""
+        region: Any = part.region or {}
+        dims, shape, cells = (*self.sizes(name),), list(self.meta(name).shape), []
+        if variable.dims != dims:
+            raise InvalidArgumentError(
+                f"{name!r} has the dimensions {variable.dims}, and the existing array has {dims}: "
+                "rename them, or write the array anew"
+            )
+        for axis, (dim, size) in enumerate(variable.sizes.items()):
+            start, stop, _ = region.get(str(dim), slice(None)).indices(shape[axis])
+            if dim == part.append_dim:
+                start, stop = shape[axis], shape[axis] + size
+                shape[axis] = stop
+            if stop - start != size:
+                how = f"give append_dim={dim!r} to append, or region to write to a part"
+                if part.append_dim is not None:
+                    how = f"bring the dataset onto the labels of {dim!r} that are there"
+                raise InvalidArgumentError(
+                    f"{name!r} has {size} values along {dim!r}, and there is room for "
+                    f"{max(stop - start, 0)}: {how}"
+                )
+            cells.append(slice(start, stop))
+        return tuple(cells), tuple(shape)
 
     def open_in(self, store: ManifestStore) -> zarr.Group:
         """The group, which exists, in another store of the same contents."""

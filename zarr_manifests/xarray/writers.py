@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -69,6 +69,7 @@ from zarr_manifests.xarray.stored_group import (
     located,
     planned_on,
 )
+from zarr_manifests.xarray.virtual_datasets import planned_references, without_virtual
 
 
 def write(
@@ -302,6 +303,84 @@ def to_session(
         put(each, session, scheduler)
 
 
+def write_virtual(
+    vds: xr.Dataset | xr.DataTree,
+    location: Session | Location,
+    *,
+    group: str | None = None,
+    mode: WriteMode | None = None,
+    append_dim: Hashable | None = None,
+    region: Region | None = None,
+    check: bool = True,
+    message: str = "write virtual references",
+    branch: str = "main",
+) -> str | None:
+    """Write a virtual dataset of VirtualiZarr: references to its chunks, and loadable variables.
+
+    A later change of a file is an error when it is read. Of files below a container, etag or time
+    of modification are noted; others must not change from now on.
+
+    Parameters
+    ----------
+    vds : Dataset or DataTree
+        From `virtualizarr.open_virtual_dataset` and the like.
+    location : Session, str, path, Storage or Repository
+        A session, which is not committed; or where the repository is, or is to be made, for one
+        commit.
+    group : str, optional
+        Path of the group; by default the root.
+    mode : {"w", "w-", "a", "r+"}, optional
+        `w-`, the default, writes where no arrays are; `w` replaces the group and all below it; `a`
+        writes over existing variables and adds others; `r+` writes over existing ones only.
+    append_dim : hashable, optional
+        Append along this dimension; if the group has no data yet, it is created.
+    region : mapping of str to slice or "auto", or "auto", optional
+        Write to whole chunks of existing arrays, by dimension. With `"auto"`, where the existing
+        coordinate has the values of the dataset's; a dimension without one is written whole.
+    check : bool, default True
+        As in `write`, of values that are loaded.
+    message, branch : str
+        The message of the commit, and the branch to commit to.
+
+    Returns
+    -------
+    str or None
+        The new snapshot's id; None if a session was given.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If something is there, and neither `mode`, `append_dim` nor `region` says what to do; or if
+        labels of an append exist already.
+    NotFoundError
+        If the group or array to write to does not exist.
+    InvalidArgumentError
+        If what is appended does not fit what is there: another type, codec, chunk shape, encoding
+        or shape, or a last chunk that is only partly filled; or values that `write` would refuse.
+        Also if options exclude each other.
+    MissingChunkError
+        If a file below a container is not there.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr, zarr, zarr_manifests as zm
+    >>> from virtualizarr.manifests import ChunkManifest, ManifestArray
+    >>> made = zarr.create_array({}, shape=(4,), chunks=(4,), dtype="u1", compressors=None)
+    >>> entry = {"path": "s3://bucket/winds.bin", "offset": 8, "length": 4}
+    >>> array = ManifestArray(made.metadata, ChunkManifest({"0": entry}))
+    >>> vds = xr.Dataset({"wind": ("x", array)})
+    >>> repo = zm.create("memory://virtual-write")
+    >>> snapshot_id = zm.virtual.write(vds, repo, message="refer to winds")
+    >>> repo.readonly_session().store.get_virtual_refs("wind").locations
+    ('s3://bucket/winds.bin',)
+    """
+    how: Any = {"group": group, "mode": mode, "append_dim": append_dim, "region": region}
+    if isinstance(location, Session):
+        to_session(vds, location, check=check, **how)
+        return None
+    return write(vds, location, message=message, branch=branch, check=check, **how)
+
+
 def _said_of(parts: Sequence[DatasetPart]) -> str:
     """The message of a write without one."""
     first, where = parts[0], f"/{parts[0].top}"
@@ -351,18 +430,19 @@ class PreparedPart(Struct, frozen=True):
         The group.
     planned : AppendPlan, optional
         What an append does with each row.
+    references : list of callable
+        What writes the virtual variables, which the dataset is without.
     """
 
     part: DatasetPart
     fits: Mapping[str, Fit]
     there: StoredGroup
     planned: AppendPlan | None
+    references: Sequence[Callable[[], None]]
 
 
 def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart:
     """Look at what the group has, and refuse what does not go with it.
-
-    Virtual variables are left out of the result: `virtual_datasets` writes them.
 
     Raises
     ------
@@ -376,9 +456,9 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart:
         ds = _turned(ds, there)
         if part.check:
             check_agreement(ds, there, part.append_dim)
-    virtual = [name for name, variable in ds.variables.items() if is_virtual(variable)]
+    virtual = {name: variable for name, variable in ds.variables.items() if is_virtual(variable)}
     whole, encoding = ds, part.encoding
-    ds = ds.drop_vars(virtual) if virtual else ds
+    ds = without_virtual(ds, virtual, there.own_attributes) if virtual else ds
     if dim is not None and str(dim) not in there.nodes:
         ds, encoding = of_first_label(ds, dim, encoding)
     part = replace(part, ds=ds, encoding=encoding)
@@ -393,13 +473,20 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart:
     planned = planned_on(there, part)
     if planned is not None and planned.replaced and not ds.variables.keys() <= there.nodes.keys():
         check_lengths(ds, there, part.append_dim)  # whatever is checked: it has no place
-    return PreparedPart(part, fits, there, planned)
+    references = [
+        planned_references(str(name), variable, part, there, store)
+        for name, variable in virtual.items()
+    ]
+    return PreparedPart(part, fits, there, planned, references)
 
 
 def _decided(part: DatasetPart, there: StoredGroup, store: ManifestStore) -> DatasetPart:
     """The part with a mode, and a dimension to append along only if there is something."""
     mode, append_dim, region, arrays = part.mode, part.append_dim, part.region, sorted(there.nodes)
     where = f"group '/{part.group}' of {contents_of(store).context.storage.url}"
+    node = contents_of(store).node(part.group)
+    if mode != "w" and node is not None and node.array is not None:
+        raise AlreadyExistsError(f"{where} is an array: give another group=")
     if region is not None and not arrays:
         raise NotFoundError(
             f"{where} has no arrays that a region could be part of; write without region first"
@@ -511,6 +598,8 @@ def put(prepared: PreparedPart, session: Session | Fork, scheduler: Any = None) 
     for piece in pieces:
         with explained(piece.ds, fits):
             _begun(piece, store, fits, there).compute(session, scheduler)
+    for refer in prepared.references:
+        refer()
     if planned is not None and planned.replaced:
         drop_unchanged(workspace, workspace.contents.members(part.group).values())
 
@@ -614,39 +703,11 @@ def _set_attributes(group: zarr.Group, attributes: Mapping[str, Any]) -> None:
         group.attrs.put(given)
 
 
-def cells_of(
-    name: str, variable: xr.Variable, part: DatasetPart, there: StoredGroup
-) -> tuple[tuple[slice, ...], tuple[int, ...]]:
-    """The cells of an existing array that a variable goes to, and the shape it then has."""
-    region: Any = part.region or {}
-    dims, shape, cells = (*there.sizes(name),), list(there.meta(name).shape), []
-    if variable.dims != dims:
-        raise InvalidArgumentError(
-            f"{name!r} has the dimensions {variable.dims}, and the existing array has {dims}: "
-            "rename them, or write the array anew"
-        )
-    for axis, (dim, size) in enumerate(variable.sizes.items()):
-        start, stop, _ = region.get(str(dim), slice(None)).indices(shape[axis])
-        if dim == part.append_dim:
-            start, stop = shape[axis], shape[axis] + size
-            shape[axis] = stop
-        if stop - start != size:
-            how = f"give append_dim={dim!r} to append, or region to write to a part"
-            if part.append_dim is not None:
-                how = f"bring the dataset onto the labels of {dim!r} that are there"
-            raise InvalidArgumentError(
-                f"{name!r} has {size} values along {dim!r}, and there is room for "
-                f"{max(stop - start, 0)}: {how}"
-            )
-        cells.append(slice(start, stop))
-    return tuple(cells), tuple(shape)
-
-
 def _fitted(
     name: str, variable: xr.Variable, part: DatasetPart, there: StoredGroup
 ) -> tuple[Any, tuple[slice, ...], tuple[int, ...]]:
     """The data for an existing array, and `cells_of` it; no two dask blocks write to a chunk."""
-    cells, shape = cells_of(name, variable, part, there)
+    cells, shape = there.cells_of(name, variable, part)
     chunk_shape = there.meta(name).chunk_shape
     variable = grid_rechunk(variable, chunk_shape, cells)
     validate_grid_chunks_alignment(

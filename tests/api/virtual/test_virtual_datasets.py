@@ -160,6 +160,17 @@ def test_files_that_end_within_a_chunk_are_not_appended_to(
         zm.virtual.write(opened(saved(tmp_path, 1)), repo, append_dim="time")
 
 
+def test_a_file_is_not_appended_twice(repo: zm.Repository, tmp_path: Path) -> None:
+    zm.write(opened(saved(tmp_path, 0)), repo)  # which knows virtual variables too
+    first, later = (opened(saved(tmp_path, 1), names) for names in ((), ("time",)))
+    zm.virtual.write(later, repo, append_dim="time")
+    with pytest.raises(AlreadyExistsError, match="of 'time' are there already"):
+        zm.virtual.write(later, repo, append_dim="time")
+    zm.virtual.write(first, repo, group="all virtual")
+    zm.virtual.write(first, repo, group="all virtual", append_dim="time")
+    assert read(repo, "all virtual").sizes["time"] == 2 * HOURS
+
+
 def test_other_labels_are_refused(repo: zm.Repository, tmp_path: Path) -> None:
     zm.virtual.write(opened(saved(tmp_path, 0)), repo)
     other = opened(saved(tmp_path, 1)).assign_coords(x=np.arange(6.0) + 1)
