@@ -39,7 +39,7 @@ from zarr_manifests.storage.memory import MemoryStorage
 
 MEMORY_BYTES = 64 << 20
 REQUESTS_MOST = 400
-KINDS = ("current", "snapshots", "nodes", "deltas", "manifests", "digests", "pages")
+KINDS = ("current", "snapshots", "nodes", "deltas", "manifests", "bundles", "pages")
 FILES = MemoryStorage("hostile-files")
 CONTAINERS = {"files": "memory://hostile-files/in"}
 
@@ -295,12 +295,17 @@ def test_something_replaced(kind: str, data: st.DataObject, seeded: Seeded) -> N
 # --- contradictions ----------------------------------------------------------------------------
 
 
+def unbundled(fields: Any) -> Any:
+    deltas = [{n: v for n, v in entry.items() if n != "bundle"} for entry in fields["deltas"]]
+    return fields | {"deltas": deltas}
+
+
 @pytest.fixture(scope="module")
 def plain(seeded: Seeded) -> Seeded:
     """The same, read from its deltas alone."""
     head = seeded.keys("snapshots")[0]
     plain = copy(seeded)
-    storage = seeded.forged(head, lambda fields: fields | {"digests": []})
+    storage = seeded.forged(head, unbundled)
     plain.objects = {info.key: storage.get(info.key) for info in storage.list()}
     return plain
 
@@ -320,8 +325,17 @@ def two_nodes(fields: Any) -> Any:
 
 
 def of_others(fields: Any) -> Any:
-    """What a digest says of nodes and cuts does not fit the entries of its deltas."""
-    return fields | {"of": fields["of"][::-1]}
+    """What a bundle says of nodes and cuts does not fit the entries of its deltas."""
+    held = fields["deltas"]
+    return {"deltas": dict(zip(held, [*held.values()][::-1], strict=True))}
+
+
+def without_tables(fields: Any) -> Any:
+    return {"deltas": {key: no_tables(delta) for key, delta in fields["deltas"].items()}}
+
+
+def without_deltas(fields: Any) -> Any:
+    return fields | {"deltas": {}}
 
 
 @pytest.mark.parametrize(
@@ -330,8 +344,9 @@ def of_others(fields: Any) -> Any:
         ("deltas", no_tables),
         ("deltas", two_nodes),
         ("manifests", no_tables),
-        ("digests", no_tables),
-        ("digests", of_others),
+        ("bundles", without_tables),
+        ("bundles", without_deltas),
+        ("bundles", of_others),
         ("nodes", two_leaves),
         ("nodes", two_nodes),
     ],
@@ -339,7 +354,7 @@ def of_others(fields: Any) -> Any:
 def test_objects_that_contradict_each_other_are_refused(
     kind: str, change: Callable[[Any], Any], seeded: Seeded, plain: Seeded
 ) -> None:
-    whole = seeded if kind == "digests" else plain
+    whole = seeded if kind == "bundles" else plain
     key = next(key for key in whole.keys(kind) if change(whole.fields(key)) != whole.fields(key))
     repository = open_(whole.forged(key, change))
     with pytest.raises(CorruptObjectError):

@@ -18,9 +18,9 @@ from zarr_manifests.config import Config
 from zarr_manifests.format.chunk_table import UNSET, ChunkTable, InlineRef, StoredRef
 from zarr_manifests.format.manifest import (
     Base,
+    Bundle,
     Count,
     Delta,
-    Digest,
     Manifest,
     ManifestRef,
     Node,
@@ -31,7 +31,6 @@ from zarr_manifests.format.root import Branch, LogEntry, Root
 from zarr_manifests.format.snapshot import (
     CommitKind,
     DeltaEntry,
-    DigestEntry,
     History,
     HistoryPage,
     HistoryPageRef,
@@ -39,7 +38,6 @@ from zarr_manifests.format.snapshot import (
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.planning.garbage import make_digest
 from zarr_manifests.storage import Storage
 
 ARRAY = b"x" * 12
@@ -112,7 +110,6 @@ class Line:
     parent: BlobRef | None = None
     version: int = 0
     log: tuple[LogEntry, ...] = ()
-    digests: tuple[DigestEntry, ...] = ()
     marks: dict[str, int] = field(default_factory=dict)
     marks_page: BlobRef | None = None
     history: History = field(default_factory=History)
@@ -266,34 +263,31 @@ class Line:
         counts = (Count(ARRAY, *self.base_count),) if any(self.base_count) else ()
         return Base(tuple(nodes), tuple(refs_of), self.base_sequence, counts)
 
-    def digest(
-        self, entries: Sequence[tuple[DeltaEntry, Delta]], start: int
-    ) -> tuple[DigestEntry, Digest]:
-        taken = entries[start:]
-        found = {i: delta for i, (entry, delta) in enumerate(taken) if entry.at_open}
-        nodes = self.base().nodes
-        value = make_digest([entry for entry, _ in taken], found, nodes, self.base_sequence)
-        blob = self.put("digests", value.encode())
-        return DigestEntry(blob, start, len(taken)), value
+    def bundled(
+        self, entries: Sequence[tuple[DeltaEntry, Delta]]
+    ) -> list[tuple[DeltaEntry, Delta]]:
+        held = Bundle({entry.log.key: delta for entry, delta in entries if entry.at_open})
+        blob = self.put("bundles", held.encode())
+        return [
+            (replace(entry, bundle=blob) if entry.at_open else entry, delta)
+            for entry, delta in entries
+        ]
 
     def write(
         self,
         message: str,
         *,
-        digest_from: int | None = None,
-        keep_digests: bool = False,
+        bundle_from: int | None = None,
         merged: tuple[str, str] | None = None,
     ) -> str:
         """Write a snapshot and make it the head of `main`; returns its id.
 
-        It gets a digest of its entries from `digest_from` on, or those of the snapshot before it.
+        Its entries from `bundle_from` on that opening needs are in a bundle.
         """
         entries = [self.entry(change) for change in self.changes]
         base = self.put("nodes", self.base().encode())
-        if digest_from is not None:
-            self.digests = (self.digest(entries, digest_from)[0],)
-        elif not keep_digests:
-            self.digests = ()
+        if bundle_from is not None:
+            entries[bundle_from:] = self.bundled(entries[bundle_from:])
         own = Delta(self.numbers.to_bytes(16))
         log = self.put("deltas", own.encode())
         sums = {"chunks": len(self.chunks), "arrays": 1, "groups": len(self.groups) + 1}
@@ -311,7 +305,6 @@ class Line:
             base,
             tuple(entry for entry, _ in entries),
             log,
-            digests=self.digests,
             marks=self.marks,
             sequence=self.sequence,
             sums=sums,

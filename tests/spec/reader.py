@@ -23,7 +23,7 @@ import numpy as np
 import zstandard
 from numcodecs import blosc
 
-ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, INDEX, PAGE, DIGEST = 1, 2, 3, 4, 5, 6, 7, 8
+ROOT, SNAPSHOT, BASE, DELTA, MANIFEST, INDEX, PAGE, BUNDLE = 1, 2, 3, 4, 5, 6, 7, 8
 MARKS, HISTORY = 9, 10
 UNSET, INLINE, NATIVE, VIRTUAL = 0, 1, 2, 3
 GROUP, ARRAY, OPAQUE = 0, 1, 2

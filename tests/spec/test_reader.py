@@ -120,7 +120,7 @@ def test_the_object_of_the_specification() -> None:
     assert Delta(bytes(range(16))).encode() == data
 
 
-# --- digests and pages -------------------------------------------------------------------------
+# --- bundles and pages -------------------------------------------------------------------------
 
 
 def document(name: str, shape: int, note: str) -> bytes:
@@ -147,7 +147,7 @@ def step(store: ManifestStore, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("max_delta_count", [15, 60])
-def test_every_snapshot_reads_the_same_with_and_without_digests(max_delta_count: int) -> None:
+def test_every_snapshot_reads_the_same_with_and_without_bundles(max_delta_count: int) -> None:
     rng, storage = np.random.default_rng(max_delta_count), MemoryStorage()
     repository = zm.create(storage, {"compaction": {"max-delta-count": max_delta_count}})
     for i in range(45):
@@ -157,4 +157,5 @@ def test_every_snapshot_reads_the_same_with_and_without_digests(max_delta_count:
             session.commit(f"step {i}")
     found = reader.Reader(storage.get)
     seen = same(found, zm.open(storage))
-    assert any(found.snapshot(snapshot_id)["digests"] for snapshot_id in seen)
+    entries = [entry for at in seen for entry in found.snapshot(at)["deltas"]]
+    assert any("bundle" in entry for entry in entries)

@@ -17,8 +17,8 @@ from zarr_manifests.store import contents_of
 by_hand = load("by_hand")
 
 
-def check(line: Any, message: str, **digests: Any) -> None:
-    snapshot_id = line.write(message, **digests)
+def check(line: Any, message: str, **bundles: Any) -> None:
+    snapshot_id = line.write(message, **bundles)
     own = reader.Reader(line.storage.get)
     assert own.read(snapshot_id) == line.expected()
     snapshot = own.follow(own.heads()["main"], reader.SNAPSHOT)
@@ -68,7 +68,7 @@ def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(
 ) -> None:
     rng = np.random.default_rng(seed)
     line = by_hand.Line(MemoryStorage(), pruned=pruned)
-    runs, partly, digests, old = 0, 0, 0, 0
+    runs, partly, bundles, old = 0, 0, 0, 0
     for step in range(40):
         match rng.integers(0, 10):
             case 0 | 9 if line.changes:
@@ -80,30 +80,29 @@ def test_any_mix_of_runs_and_merged_leaves_reads_as_what_was_written(
                 line.drop()
             case _:
                 change(line, rng)
-        digest = None
+        bundle = None
         if line.changes and rng.random() < 0.5:
-            digest = int(rng.integers(0, len(line.changes)))
-            old += line.changes[digest].last <= line.base_sequence
-        check(line, f"step {step}", digest_from=digest)
+            bundle = int(rng.integers(0, len(line.changes)))
+            old += line.changes[bundle].last <= line.base_sequence
+        check(line, f"step {step}", bundle_from=bundle)
         merged = {leaf.merged for leaf in line.leaves}
         partly += len(merged) > 1
         runs += any(c.first < c.last for c in line.changes)
-        digests += digest is not None
+        bundles += bundle is not None
     assert runs > 3
     assert partly
-    assert digests > old > 1
+    assert bundles > old > 1
 
 
-def test_a_digest_does_not_bring_back_what_has_left_the_read_list_from_its_midst() -> None:
+def test_a_bundle_does_not_bring_back_what_has_left_the_read_list_from_its_midst() -> None:
     line = by_hand.Line(MemoryStorage())
     line.commit({0: b"old", 9: b"old"}, groups={"g": "old", "h": "old"})
     line.commit({0: b"new", 1: b"new"}, groups={"g": "new"}, deleted=["h"])
     line.merge_leaf(0, 4)
     assert line.drop() == 1
     line.commit({1: None, 9: b"newer"}, groups={"i": "1"})
-    check(line, "a digest across the gap", digest_from=0)
+    check(line, "a bundle across the gap", bundle_from=0)
     assert [change.first for change in line.changes] == [1, 3]
-    assert len(line.digests) == 1
 
 
 def test_entries_out_of_order_are_refused() -> None:

@@ -36,7 +36,7 @@ and the new root decides.
 
 What is *reachable* is everything that a snapshot, an index or a page refers to, directly or not.
 All references are followed without interpretation: the whole read list, each commit's own delta,
-digests, the base and its pages, pages of history, all manifests, and every chunk object that a row
+bundles, the base and its pages, pages of history, all manifests, and every chunk object that a row
 refers to. Objects are loaded many at once, each once.
 """
 
@@ -65,7 +65,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, ManifestRef, Part
+from zarr_manifests.format.manifest import Base, Bundle, Delta, Manifest, ManifestRef, Part
 from zarr_manifests.format.records import MAX_SNAPSHOT_BYTES, BlobRef
 from zarr_manifests.format.root import Branch, Lease, LogEntry, Root
 from zarr_manifests.format.snapshot import (
@@ -533,8 +533,9 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
                 yield Link(entry.log, Delta)
                 if entry.zones is not None:
                     yield Link(entry.zones, Zones)
+                if entry.bundle is not None:
+                    yield Link(entry.bundle, Bundle)
                 yield from _manifests(entry.manifests)
-            yield from (Link(entry.blob, Digest) for entry in value.digests)
             if value.marks_page is not None:
                 yield Link(value.marks_page, MarksPage)
             yield from _pages(value.history.pages)
@@ -556,7 +557,7 @@ def children(value: Any, *, of_page: bool = False) -> Iterator[Link]:
 def tables(value: Any) -> Iterator[ChunkTable]:
     """The chunk tables stored in the object itself."""
     match value:
-        case (Manifest() as held) | Delta(embedded=held) | Digest(tables=held):
+        case (Manifest() as held) | Delta(embedded=held):
             yield from (held.decode(part, data) for part, data in held.parts)
 
 

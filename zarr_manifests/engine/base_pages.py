@@ -26,7 +26,6 @@ from zarr_manifests.format.manifest import (
     Base,
     Count,
     Delta,
-    Digest,
     LeafPage,
     ManifestRef,
     Node,
@@ -335,11 +334,11 @@ class PagedNodes(Mapping[str, Node]):
     ----------
     pages : BasePages
         The pages.
-    changes : iterable of Delta or Digest
+    changes : iterable of Delta
         What has changed since, oldest first.
     """
 
-    def __init__(self, pages: BasePages, changes: Iterable[Delta | Digest]) -> None:
+    def __init__(self, pages: BasePages, changes: Iterable[Delta]) -> None:
         self.pages = pages
         self.made: dict[str, Node] = {}
         self._gone: dict[str, None] = {}
@@ -503,13 +502,6 @@ class PagedIndex(BaseIndex):
     def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[PlacedLeaf]:
         """The leaves of the node that overlap [lo, hi), which may be larger than a box."""
         return self._at(node_id, lo.tolist(), hi.tolist()).overlapping(node_id, lo, hi)
-
-    def may_be_merged(self, node_id: bytes, first: int, stop: int) -> bool:
-        """Whether a leaf may be merged to one of these sequences."""
-        large = self._pages.large(node_id)
-        if large:
-            return any(link.merged[0] < stop and first <= link.merged[1] for link in large)
-        return self._at(node_id).may_be_merged(node_id, first, stop)
 
     def around(self, node_id: bytes) -> Box | None:
         """The smallest box around the node's leaves; None if it has none."""

@@ -302,7 +302,7 @@ def _place(
     )
     uploads = [*prepared.uploads, *more]
     left = None if amends is None else amends.snapshot_id
-    return NextVersion(parent, snapshot, uploads, delta.nodes, left=left)
+    return NextVersion(parent, snapshot, uploads, left=left)
 
 
 def _amends(head: SnapshotView | None) -> tuple[str, str] | None:

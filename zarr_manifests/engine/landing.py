@@ -39,7 +39,7 @@ from zarr_manifests.engine.epochs import admitted
 from zarr_manifests.engine.metadata import SessionKeys, Upload
 from zarr_manifests.engine.refs import mark_of, paged_marks, snapshot_of
 from zarr_manifests.engine.roots import RootAt, opened
-from zarr_manifests.engine.view import DIGESTS, Context, ReadContext, SnapshotView, opening_kind
+from zarr_manifests.engine.view import BUNDLES, Context, ReadContext, SnapshotView, opening_kind
 from zarr_manifests.engine.zones import KnownZones
 from zarr_manifests.errors import (
     Conflict,
@@ -51,13 +51,12 @@ from zarr_manifests.errors import (
     TransactionGapError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Delta, Manifest, ManifestRef, Node
+from zarr_manifests.format.manifest import Bundle, Delta, Manifest, ManifestRef, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ROOT_KEY, Branch, LogEntry, Root, leaving
 from zarr_manifests.format.snapshot import (
     MOST_IN_SNAPSHOT,
     CommitKind,
-    DigestEntry,
     History,
     HistoryPage,
     HistoryPageRef,
@@ -69,10 +68,8 @@ from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict import NO_MARK, MarkStep, Txn, moved_marks, shown
 from zarr_manifests.planning.garbage import (
     are_a_page,
+    bundle_from,
     coordinate_ids,
-    digest_from,
-    make_digest,
-    needs_digest,
     pages_to_merge,
     pages_to_roll,
 )
@@ -138,7 +135,7 @@ _QUICK_BYTES: Final = 4 << 20
 
 
 class NextVersion(Struct, frozen=True):
-    """What an attempt puts on a branch; `land` gives it its id, its history and a digest.
+    """What an attempt puts on a branch; `land` gives it its id, its history and a bundle.
 
     Parameters
     ----------
@@ -148,14 +145,10 @@ class NextVersion(Struct, frozen=True):
         Everything else that it says.
     uploads : sequence of Upload
         What it refers to; what is stored already is not uploaded again.
-    made : sequence of Node
-        The nodes that it makes or changes.
     tip : Branch, optional
         The branch that moves there, if it has changed otherwise.
     base : Upload, optional
         Its base, if that is new.
-    base_sequence : int, optional
-        The sequence up to which its base has all node changes; by default that of `after`.
     pages : tuple of HistoryPageRef, optional
         Pages to have in place of those of `after`.
     left : str, optional
@@ -165,10 +158,8 @@ class NextVersion(Struct, frozen=True):
     after: SnapshotView
     snapshot: Snapshot
     uploads: Sequence[Upload]
-    made: Sequence[Node] = ()
     tip: Branch | None = None
     base: Upload | None = None
-    base_sequence: int | None = None
     pages: tuple[HistoryPageRef, ...] | None = None
     left: str | None = None
 
@@ -300,36 +291,36 @@ def _placed(
     history, uploads = _history(context, version, keys)
     snapshot = replace(
         version.snapshot, snapshot_id=snapshot_id_of(key), parent=after.ref.bare(), history=history
-    ).with_delta_copies(known := {each.key: each.data for each in version.uploads})
-    if needs_digest(snapshot):
-        snapshot, digest = _with_digest(context, version, snapshot, keys)
-        snapshot = snapshot.with_delta_copies({**known, digest.key: digest.data})
-        uploads.append(digest)
+    ).with_delta_copies({each.key: each.data for each in version.uploads})
+    if (start := bundle_from(snapshot)) is not None:
+        snapshot, bundle = _bundled(context, snapshot, start, keys)
+        uploads.append(bundle)
     uploads.append(Upload(key, snapshot.encode()))
     return snapshot, uploads
 
 
-def _with_digest(
-    context: ReadContext, version: NextVersion, snapshot: Snapshot, keys: SessionKeys
+def _bundled(
+    context: ReadContext, snapshot: Snapshot, start: int, keys: SessionKeys
 ) -> tuple[Snapshot, Upload]:
-    """The snapshot with one more digest, of its newest entries."""
-    after, places = version.after, snapshot.opening()
-    start = places[digest_from([ref.length for _, ref in places])][0]
-    due = [(at, ref) for at, ref in places if at >= start]
-    loaded = context.objects.load_all([(ref, opening_kind(ref)) for _, ref in due])
-    found = {at - start: loaded[ref.key] for at, ref in due}
-    # With pages, looking up more nodes than needed would load more pages.
-    listed = [each for each in snapshot.deltas if each.coordinates or after.pages.is_inline]
-    held = {part.node_id for each in listed for part in each.embedded}
-    own = {node.node_id: node for node in version.made}
-    nodes = [*after.among(held - own.keys()), *own.values()]
-    sequence = after.base_sequence if version.base_sequence is None else version.base_sequence
-    digest = make_digest(snapshot.deltas[start:], found, nodes, sequence)
-    upload = Upload(keys.next(DIGESTS), digest.encode())
-    context.objects.remember(upload.ref, digest)
-    older = tuple(entry for entry in snapshot.digests if entry.first < start)
-    entry = DigestEntry(upload.ref, start, len(snapshot.deltas) - start)
-    return replace(snapshot, digests=(*older, entry)), upload
+    """The snapshot with the objects that opening needs from there on in a bundle."""
+    due = snapshot.opening()[start:]
+    loaded = context.objects.load_all([(ref, opening_kind(ref)) for ref in due])
+    entries = {
+        entry.log.key: entry
+        for entry in snapshot.deltas
+        if entry.at_open and entry.at.key in loaded
+    }
+    bundle = Bundle({key: entry.opened(loaded) for key, entry in entries.items()})
+    upload = Upload(keys.next(BUNDLES), bundle.encode())
+    context.objects.remember(upload.ref, bundle)
+    deltas = (
+        replace(entry, log=entry.log.bare(), bundle=upload.ref)
+        if entry.log.key in entries
+        else entry
+        for entry in snapshot.deltas
+    )
+    snapshot = replace(snapshot, deltas=tuple(deltas))
+    return snapshot.with_delta_copies({upload.key: upload.data}), upload
 
 
 def _root_with(

@@ -236,7 +236,7 @@ class SnapshotPreload:
             ref.copy is None
             and (any_axes or any(len(part.box.lo) == 1 for part in parts))
             and self._objects.recall(ref, _kind(ref)) is None
-            for _, ref, parts in _tables_of(view)
+            for ref, parts in _tables_of(view)
         )
 
     def _run(self) -> None:
@@ -263,16 +263,16 @@ class SnapshotPreload:
             self._runtime.background(call)
 
 
-def _tables_of(view: SnapshotView) -> Iterator[tuple[int, BlobRef, Sequence[Part]]]:
-    """All objects with chunk tables, and their tables: position of the delta, or -1."""
+def _tables_of(view: SnapshotView) -> Iterator[tuple[BlobRef, Sequence[Part]]]:
+    """All objects with chunk tables that did not come with the snapshot, and their tables."""
     # A preload loads no pages: each has copies of small ones.
     for ref in view.pages.manifests_here():
-        yield -1, ref.blob, ref.parts
+        yield ref.blob, ref.parts
     for at, entry in enumerate(view.snapshot.deltas):
-        if entry.embedded:
-            yield at, entry.log, entry.embedded
+        if entry.embedded and at not in view.opening:
+            yield entry.log, entry.embedded
         for ref in entry.manifests:
-            yield at, ref.blob, ref.parts
+            yield ref.blob, ref.parts
 
 
 def _kind(ref: BlobRef) -> type[Delta] | type[Manifest]:
@@ -290,10 +290,9 @@ def _plan(objects: ObjectReader, options: Preload, view: SnapshotView) -> list[B
         if options.arrays is not None or node.array.is_coordinate(node.path)
         if options.arrays is None or options.matches(absolute(node.path))
     }
-    covered = {at for of in view.snapshot.digests for at in range(of.first, of.stop)}
     tables = (
-        (ref, [p for p in parts if at not in covered or not view.in_digest(p.node_id, at)])
-        for at, ref, parts in _tables_of(view)
+        (ref, parts)
+        for ref, parts in _tables_of(view)
         if ref.copy is None and objects.recall(ref, _kind(ref)) is None
     )
     return plan_preload(options, wanted, tables)

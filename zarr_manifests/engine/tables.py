@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from zarr_manifests.engine.base_pages import BasePages
 from zarr_manifests.engine.metadata import ObjectReader, Wanted
-from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, ManifestRef, Part, grouped
+from zarr_manifests.format.manifest import Base, Delta, ManifestRef, Part, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
-from zarr_manifests.grid import Box, Coords
+from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.live_deltas import (
@@ -33,8 +32,6 @@ from zarr_manifests.planning.live_deltas import (
     Truncation,
 )
 from zarr_manifests.planning.merge import Layer, Leaf, Overlay, fold, fold_leaves
-
-_ANY_NODE: Final = b""
 
 
 class Asked(NamedTuple):
@@ -67,26 +64,18 @@ class SnapshotTables:
         ref: BlobRef,
         snapshot: Snapshot,
         base: Base,
-        opening: Mapping[int, Delta | Digest],
+        opening: Mapping[int, Delta],
     ) -> None:
         self.ref = ref
         self.snapshot = snapshot
         self.pages = BasePages(objects, base, snapshot.base)
         self.opening = opening  # by position in the read list
         self._objects = objects
-        self._cuts: dict[int, Mapping[bytes, Coords]] = {}  # by position in the read list
-        for position in sorted(opening):
-            found = opening[position]
-            if isinstance(found, Digest):
-                self._cuts.update(enumerate(found.truncated, position))
-            else:
-                self._cuts[position] = found.truncated
         self._index: BaseIndex | None = None
-        self._listed: dict[bytes, dict[int, list[TableSource]]] | None = None
+        self._listed: dict[bytes, list[TableSource]] | None = None
         self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
-        # Objects, by key, node and position in the read list, known to hold what this snapshot
-        # says they do.
-        self._checked: set[tuple[str, bytes, int]] = set()
+        # Positions of deltas that are known to hold what this snapshot says they do.
+        self._checked: set[int] = set()
 
     @property
     def snapshot_id(self) -> str:
@@ -170,7 +159,7 @@ class SnapshotTables:
     def _due_source(self, source: TableSource) -> list[Wanted]:
         """What to load for all tables of the node in a source."""
         if source.manifest is None:
-            return [] if self._is_open(source) else [(source.blob, source.kind)]
+            return [] if source.position in self.opening else [(source.blob, Delta)]
         return [(source.manifest, part) for part in source.parts]
 
     def _due_places(self, places: Sequence[TablePlace]) -> list[Wanted]:
@@ -184,10 +173,6 @@ class SnapshotTables:
                 due.append((manifest, place.source.parts[place.number]))
         return due
 
-    def _is_open(self, source: TableSource) -> bool:
-        """Whether it was fetched with the snapshot and lives as long as this view."""
-        return type(self.opening.get(source.position)) is source.kind
-
     def live_parts(self, node_id: bytes) -> list[Part]:
         """The node's tables in live deltas."""
         return [part for source in self._sources(node_id).sources for part in source.parts]
@@ -199,94 +184,40 @@ class SnapshotTables:
         part = source.parts[number]
         if source.manifest is not None:
             return self._objects.table(source.manifest, part, loaded)
-        found: Any = loaded.get(source.blob.key)
-        if self._is_open(source):
-            found = self.opening[source.position]
-        elif found is None:
-            found = self._objects.load(source.blob, source.kind)
-        held = found.embedded if isinstance(found, Delta) else found.tables
-        checked = source.blob.key, node_id, source.position
-        if checked not in self._checked:
-            if isinstance(found, Delta):
-                self._check(found, source.position)
-            if tuple(part for part, _ in held.of_node(node_id)) != source.parts:
-                raise CorruptObjectError(
-                    f"{source.blob.key} has no chunk tables such as the snapshot says it has"
-                )
-            self._checked.add(checked)
-        return self._objects.table_in(source.blob, part, partial(held.data, part))
-
-    def _check(self, delta: Delta, position: int) -> None:
-        """Refuse a delta that differs from its entry; checked once, not for each node."""
-        entry = self.snapshot.deltas[position]
-        checked = entry.log.key, _ANY_NODE, position
-        if checked not in self._checked:
-            entry.check(delta)
-            self._checked.add(checked)
-
-    def _digests_of(self, node_id: bytes) -> dict[int, Digest]:
-        """The digests that replace their runs for the node, by where they begin.
-
-        Only if each leaf has all of such a run or nothing of it: a digest cannot tell its parts.
-        """
-        found = {}
-        for entry in self.snapshot.digests:
-            digest, run = self.opening[entry.first], self.snapshot.deltas[entry.first : entry.stop]
-            if not isinstance(digest, Digest) or node_id not in digest.covered:
-                continue
-            if not self.index.may_be_merged(node_id, run[0].last, run[-1].last):
-                found[entry.first] = digest
-        return found
-
-    def in_digest(self, node_id: bytes, position: int) -> bool:
-        """Whether the node's part of the entry at that position came with the snapshot."""
-        return any(
-            first <= position < first + len(digest.truncated)
-            for first, digest in self._digests_of(node_id).items()
-        )
+        found: Delta | None = self.opening.get(source.position)
+        if found is None:
+            found = loaded.get(source.blob.key) or self._objects.load(source.blob, Delta)
+            if source.position not in self._checked:
+                self.snapshot.deltas[source.position].check(found)
+                self._checked.add(source.position)
+        return self._objects.table_in(source.blob, part, partial(found.embedded.data, part))
 
     def _sources(self, node_id: bytes) -> LiveSources:
         """The node's sources in the read list."""
         found = self._live.get(node_id)
         if found is None:
-            found = self._live.setdefault(node_id, self._find_sources(node_id))
+            if self._listed is None:
+                self._listed = self._list()
+            deltas, opened = self.snapshot.deltas, self.opening.items()
+            cuts = {
+                at: Truncation(deltas[at].last, delta.truncated[node_id])
+                for at, delta in opened
+                if node_id in delta.truncated
+            }
+            new = LiveSources(self._listed.get(node_id, ()), cuts)
+            found = self._live.setdefault(node_id, new)
         return found
 
-    def _find_sources(self, node_id: bytes) -> LiveSources:
-        sources: list[TableSource] = []
-        cuts: dict[int, Truncation] = {}
-        digests = self._digests_of(node_id)
-        covered = {at + i for at, digest in digests.items() for i in range(len(digest.truncated))}
-        blobs = {entry.first: entry.blob for entry in self.snapshot.digests}
-        if self._listed is None:
-            self._listed = self._list()
-        listed = self._listed.get(node_id, {})
+    def _list(self) -> dict[bytes, list[TableSource]]:
+        """The sources in entries of the read list, by node."""
+        found: dict[bytes, list[TableSource]] = {}
         for position, entry in enumerate(self.snapshot.deltas):
-            cut = self._cuts.get(position, {}).get(node_id)
-            if position in digests:
-                cut = digests[position].covered[node_id]
-                parts = tuple(part for part, _ in digests[position].tables.of_node(node_id))
-                if parts:
-                    blob = blobs[position]
-                    sources.append(TableSource(position, entry.last, blob, Digest, parts))
-            elif position in covered:
-                continue
-            else:
-                sources += listed.get(position, ())
-            if cut is not None:
-                cuts[position] = Truncation(entry.last, cut)
-        return LiveSources(sources, cuts)
-
-    def _list(self) -> dict[bytes, dict[int, list[TableSource]]]:
-        """The sources in entries of the read list, by node and position."""
-        found: dict[bytes, dict[int, list[TableSource]]] = {}
-        for position, entry in enumerate(self.snapshot.deltas):
-            objects: list[tuple[BlobRef, Any, Sequence[Part], ManifestRef | None]] = [
-                (entry.log, Delta, entry.embedded, None),
-                *((ref.blob, Manifest, ref.parts, ref) for ref in entry.manifests),
+            objects: list[tuple[BlobRef, Sequence[Part], ManifestRef | None]] = [
+                (entry.log, entry.embedded, None),
+                *((ref.blob, ref.parts, ref) for ref in entry.manifests),
             ]
-            for blob, kind, parts, manifest in objects:
+            for blob, parts, manifest in objects:
                 for node_id, of in grouped((part.node_id, part) for part in parts).items():
-                    source = TableSource(position, entry.last, blob, kind, tuple(of), manifest)
-                    found.setdefault(node_id, {}).setdefault(position, []).append(source)
+                    source = TableSource(position, entry.last, blob, tuple(of), manifest)
+                    found.setdefault(node_id, []).append(source)
         return found

@@ -46,13 +46,12 @@ from zarr_manifests.engine.roots import RootAt, RootReader, Roots
 from zarr_manifests.engine.tables import Asked, SnapshotTables
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, NativeRef, Unset, VirtualRef
-from zarr_manifests.format.manifest import Base, Count, Delta, Digest, Node
+from zarr_manifests.format.manifest import Base, Bundle, Count, Delta, Node
 from zarr_manifests.format.records import BlobRef, pack
 from zarr_manifests.format.root import Branch, Root
-from zarr_manifests.format.snapshot import Snapshot
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.metrics import Meter
-from zarr_manifests.planning.garbage import tells_about
 from zarr_manifests.planning.leaves import PlacedLeaf
 from zarr_manifests.planning.live_deltas import TableSource, rows_in
 from zarr_manifests.planning.live_deltas import check_axes as check_axes
@@ -63,8 +62,8 @@ from zarr_manifests.storage.metered import MeteredStorage, meter_of, metered
 from zarr_manifests.storage.protocol import ReadableStorage
 from zarr_manifests.virtual.containers import Authorized, Containers
 
-DIGESTS: Final = "digests"
-"""The first part of the keys of digests."""
+BUNDLES: Final = "bundles"
+"""The first part of the keys of bundles."""
 
 
 class SnapshotView(SnapshotTables):
@@ -86,8 +85,8 @@ class SnapshotView(SnapshotTables):
         The paths of all nodes by directory.
     base_sequence : int
         The sequence up to which the base has all node changes.
-    opening : mapping of int to Delta or Digest
-        The objects that opening needed besides the base, by position in the read list.
+    opening : mapping of int to Delta
+        The deltas that opening needed, by position in the read list.
     """
 
     def __init__(
@@ -96,12 +95,11 @@ class SnapshotView(SnapshotTables):
         ref: BlobRef,
         snapshot: Snapshot,
         base: Base,
-        opening: Mapping[int, Delta | Digest],
+        opening: Mapping[int, Delta],
     ) -> None:
         super().__init__(objects, ref, snapshot, base, opening)
         self.base_sequence = base.sequence
-        newer = [opening[at] for at in sorted(opening) if self._last(at) > base.sequence]
-        self.nodes = PagedNodes(self.pages, newer)
+        self.nodes = PagedNodes(self.pages, [delta for _, delta in self._newer()])
         ids = [node.node_id for node in self.nodes.here()] if self.nodes.changed else ()
         if len(set(ids)) != len(ids):
             raise CorruptObjectError(f"two nodes of snapshot {self.snapshot_id} have the same id")
@@ -124,20 +122,18 @@ class SnapshotView(SnapshotTables):
         return [node for node in found if node is not None]
 
     def node_changes(self) -> tuple[int, int, int]:
-        """How many nodes live deltas newer than the base change; their bytes and chunk tables."""
-        number = nbytes = tables = 0
-        for position, blob in self.snapshot.opening():
-            found = self.opening[position]
-            changes = len(found.nodes) + len(found.deleted)
-            if changes and self._last(position) > self.base_sequence:
-                number, nbytes = number + changes, nbytes + blob.length
-                tables += len(self.snapshot.deltas[position].parts())
-        return number, nbytes, tables
+        """How many nodes live deltas newer than the base change; their bytes and chunk tables.
 
-    def _last(self, position: int) -> int:
-        """The newest sequence of the delta or digest at that position of the read list."""
-        ends = {entry.first: entry.stop for entry in self.snapshot.digests}
-        return self.snapshot.deltas[ends.get(position, position + 1) - 1].last
+        The bytes are those of their bundles, as far as they are in any.
+        """
+        entries = [entry for entry, delta in self._newer() if delta.nodes or delta.deleted]
+        nbytes = sum({entry.at.key: entry.at.length for entry in entries}.values())
+        return len(self.nodes.changed), nbytes, sum(len(entry.parts()) for entry in entries)
+
+    def _newer(self) -> list[tuple[DeltaEntry, Delta]]:
+        """The deltas that opening needed and that are newer than the base's nodes, in order."""
+        deltas, base = self.snapshot.deltas, self.base_sequence
+        return [(deltas[at], found) for at, found in self.opening.items() if deltas[at].last > base]
 
     @classmethod
     def open(
@@ -157,21 +153,13 @@ class SnapshotView(SnapshotTables):
         first += [(other, opening_kind(other)) for other in ahead]
         snapshot: Snapshot = objects.load_all(first)[ref.key]
         due = base if base and snapshot.base and base.key == snapshot.base.key else snapshot.base
-        wanted = snapshot.opening()
-        rest: list[Any] = [(other, opening_kind(other)) for _, other in wanted]
+        rest: list[Any] = [(other, opening_kind(other)) for other in snapshot.opening()]
         rest += [(due, Base)] if due is not None else []
         loaded = objects.load_all(rest)
         found = loaded[due.key] if due is not None else Base((), ())
-        opening = {position: loaded[other.key] for position, other in wanted}
-        for entry in snapshot.digests:
-            digest = objects.load(entry.blob, Digest)
-            if not tells_about(digest, snapshot.deltas[entry.first : entry.stop]):
-                raise CorruptObjectError(f"{entry.blob.key} is a digest of other deltas")
-        view = cls(objects, ref, snapshot, found, opening)
-        for position, value in opening.items():
-            if isinstance(value, Delta):
-                view._check(value, position)
-        return view
+        listed = enumerate(snapshot.deltas)
+        opening = {at: entry.opened(loaded) for at, entry in listed if entry.at_open}
+        return cls(objects, ref, snapshot, found, opening)
 
     def at_hand(self) -> SnapshotView:
         """The same view, but a fetch raises `NotAtHandError` instead."""
@@ -346,12 +334,13 @@ class SnapshotView(SnapshotTables):
 
     def truncations(self, position: int) -> Mapping[bytes, Coords]:
         """The truncations of the entry at that position of the read list, by node id."""
-        return self._cuts.get(position, {})
+        delta = self.opening.get(position)
+        return {} if delta is None else delta.truncated
 
     def touched(self) -> set[bytes]:
         """Ids of all nodes with chunk tables or truncations in live deltas."""
         ids = {part.node_id for entry in self.snapshot.deltas for part in entry.parts()}
-        return ids.union(*self._cuts.values())
+        return ids.union(*(delta.truncated for delta in self.opening.values()))
 
 
 def _inside(box: Box, table: ChunkTable) -> ChunkTable:
@@ -359,9 +348,9 @@ def _inside(box: Box, table: ChunkTable) -> ChunkTable:
     return owned(within(table, box))
 
 
-def opening_kind(ref: BlobRef) -> type[Delta | Digest]:
+def opening_kind(ref: BlobRef) -> type[Delta | Bundle]:
     """The type of an object that opening a snapshot needs."""
-    return Digest if ref.key.startswith(DIGESTS) else Delta
+    return Bundle if ref.key.startswith(BUNDLES) else Delta
 
 
 # --- context --------------------------------------------------------------------------------------

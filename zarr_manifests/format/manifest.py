@@ -26,7 +26,7 @@ them, or the new total if it replaces everything. Their sum is the number of an 
 without reading a manifest. A commit does not look up what it overwrites, so a count may be an upper
 bound; its flags say so. Invariant: counts of all nodes are known, or of none.
 
-Deltas: what one commit changed; and digests of several
+Deltas: what one commit changed; and bundles of several
 -------------------------------------------------------
 
 A delta is the transaction log of its commit. Until a compaction merges it into the base, readers
@@ -36,12 +36,10 @@ and unset. Small tables are embedded; others are in manifests.
 A *run* replaces several neighbours in a read list. It is an object of the same form, whose `commit`
 is the one that wrote it.
 
-A *digest* is several live deltas in one object, for readers that open a snapshot. It covers
-consecutive deltas of a snapshot, and holds the node records after them, all their truncations, and
-the chunk tables of coordinates, merged into one for each node in `covered`.
+A *bundle* holds copies of several live deltas in one object, for readers that open a snapshot.
 
 Invariants: a delta has at most one row for a coordinate; its truncations apply to everything older
-than the delta, and not to its own rows. A digest only repeats its deltas, so it saves requests and
+than the delta, and not to its own rows. A bundle only repeats its deltas, so it saves requests and
 can always be ignored.
 """
 
@@ -279,15 +277,7 @@ class Manifest(Record, frozen=True, dict=True):
 
     def tables(self, node_id: bytes) -> list[ChunkTable]:
         """The tables of one node, decoded."""
-        return [self.decode(part, data) for part, data in self.of_node(node_id)]
-
-    def of_node(self, node_id: bytes) -> Sequence[tuple[Part, bytes]]:
-        """The tables of one node, each with its directory entry and still encoded."""
-        return self._of_nodes.get(node_id, ())
-
-    @cached_property
-    def _of_nodes(self) -> Mapping[bytes, Sequence[tuple[Part, bytes]]]:
-        return grouped((item[0].node_id, item) for item in self.parts)
+        return [self.decode(part, data) for part, data in self.parts if part.node_id == node_id]
 
     @staticmethod
     def decode(part: Part, data: bytes) -> ChunkTable:
@@ -782,53 +772,15 @@ class Delta(MetadataObject, frozen=True, rename={"commit_id": "commit", "embedde
         return bool(self.nodes or self.deleted or self.truncated)
 
 
-class Digest(MetadataObject, frozen=True):
-    """Consecutive deltas, merged.
+class Bundle(MetadataObject, frozen=True):
+    """Copies of deltas, for readers that open a snapshot.
 
     Parameters
     ----------
-    nodes : tuple of Node
-        Nodes created or changed, in their state after the last delta.
-    deleted : mapping of str to bytes
-        Deleted nodes: id by path. Applied before `nodes`.
-    truncated : tuple of mapping
-        Truncations of each delta: grid shape by node id.
-    covered : mapping of bytes to tuple of int or None
-        Nodes whose chunk refs are all in `tables`, and the shape at which older chunks are
-        truncated; None for no truncation.
-    tables : Manifest
-        At most one chunk table for each covered node.
-    of : tuple of int
-        Checksum of each delta, as in the pointers to them.
-
-    Raises
-    ------
-    CorruptObjectError
-        If the fields contradict each other, or an id has the wrong length.
+    deltas : mapping of str to Delta
+        Each by its key.
     """
 
-    nodes: tuple[Node, ...] = ()
-    deleted: Mapping[str, NodeId] = {}
-    truncated: tuple[Mapping[NodeId, Coords], ...] = ()
-    covered: Mapping[NodeId, Coords | None] = {}
-    tables: Manifest = NO_TABLES
-    of: tuple[Number, ...] = ()
+    deltas: Mapping[str, Delta] = {}
 
-    _KIND = ObjectKind.DIGEST
-
-    def __post_init__(self) -> None:
-        ids = [*self.deleted.values(), *self.covered]
-        ids += [node_id for cuts in self.truncated for node_id in cuts]
-        held = [part.node_id for part in self.tables.directory()]
-        if any(len(node_id) != NODE_ID_BYTES for node_id in ids):
-            raise CorruptObjectError("digest: an id has the wrong length")
-        if len(set(held)) != len(held) or not set(held) <= self.covered.keys():
-            raise CorruptObjectError("digest: tables and covered nodes contradict each other")
-        if len(self.of) != len(self.truncated):
-            raise CorruptObjectError("digest: `of` and `truncated` have different lengths")
-        shapes = [shape for cuts in self.truncated for shape in cuts.values()]
-        shapes += [shape for shape in self.covered.values() if shape is not None]
-        for shape in shapes:
-            check_numbers("digest: a shape", *shape)
-        check_numbers("digest.of", *self.of)
-        check_texts("digest.deleted", *self.deleted)
+    _KIND = ObjectKind.BUNDLE

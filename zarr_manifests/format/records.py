@@ -96,7 +96,7 @@ class ObjectKind(IntEnum):
     MANIFEST = 5
     INDEX = 6
     PAGE = 7
-    DIGEST = 8
+    BUNDLE = 8
     MARKS = 9
     HISTORY = 10
     # 11 and 12 were those of detached sessions, and are not given out again.

@@ -136,7 +136,7 @@ class Branch(Record, frozen=True):
     floor : str or None
         Id of the oldest snapshot in the branch's history; None if nothing has expired.
     ahead : tuple of BlobRef
-        Digests and deltas that opening the head needs and of which it carries no copies.
+        Bundles and deltas that opening the head needs and of which it carries no copies.
     index : BlobRef or None
         Directory of the branch's zone maps.
 

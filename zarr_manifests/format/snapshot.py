@@ -26,13 +26,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgpack
 from msgspec.structs import replace
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.manifest import Count, Delta, ManifestRef, Part, check_counts
+from zarr_manifests.format.manifest import Bundle, Count, Delta, ManifestRef, Part, check_counts
 from zarr_manifests.format.records import (
     MAX_MS,
     PARENT_COPY_BYTES,
@@ -305,6 +305,8 @@ class DeltaEntry(Record, frozen=True, rename={"changes_nodes": "nodes"}):
         By how much it changes the number of chunks of each node.
     zones : BlobRef or None
         Zone maps of chunks that it sets, if there are any.
+    bundle : BlobRef or None
+        The bundle with a copy of it, if there is one.
 
     Raises
     ------
@@ -321,6 +323,7 @@ class DeltaEntry(Record, frozen=True, rename={"changes_nodes": "nodes"}):
     coordinates: bool = False
     counts: tuple[Count, ...] = ()
     zones: BlobRef | None = None
+    bundle: BlobRef | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.last:
@@ -362,6 +365,27 @@ class DeltaEntry(Record, frozen=True, rename={"changes_nodes": "nodes"}):
         if told != (delta.changes_nodes, delta.embedded.directory(), _parts(delta.manifests)):
             raise CorruptObjectError(f"{self.log.key} does not match its entry in the snapshot")
 
+    @property
+    def at(self) -> BlobRef:
+        """What opening a snapshot fetches to have the delta: its bundle, or itself."""
+        return self.bundle or self.log
+
+    def opened(self, loaded: Mapping[str, Any]) -> Delta:
+        """The delta, from the objects by key.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it does not match this entry, or its bundle has no copy of it.
+        """
+        found = loaded[self.at.key]
+        if isinstance(found, Bundle):
+            if self.log.key not in found.deltas:
+                raise CorruptObjectError(f"{self.at.key} has no copy of {self.log.key}")
+            found = found.deltas[self.log.key]
+        self.check(found)
+        return cast(Delta, found)
+
     def memory(self) -> tuple[int, tuple[object, ...]]:
         """About how many bytes it takes, with all that is in it."""
         parts = len(self.embedded) + sum(len(ref.parts) for ref in self.manifests)
@@ -386,22 +410,6 @@ def parsed_entry(data: bytes) -> DeltaEntry:
 
 def _parts(manifests: Iterable[ManifestRef]) -> list[tuple[BlobRef, tuple[Part, ...]]]:
     return [(manifest.blob.bare(), manifest.parts) for manifest in manifests]
-
-
-class DigestEntry(Record, frozen=True):
-    """A digest of `count` live deltas, from position `first` in the read list."""
-
-    blob: BlobRef
-    first: int
-    count: int
-
-    def __post_init__(self) -> None:
-        check_numbers("snapshot.digests", self.first, self.count, most=2**31)
-
-    @property
-    def stop(self) -> int:
-        """Position after its last delta."""
-        return self.first + self.count
 
 
 _NAMES: Final = {
@@ -445,8 +453,6 @@ class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
     marks : mapping of str to int
         The last version that each application has committed exactly once. They override those in
         `marks_page`.
-    digests : tuple of DigestEntry
-        Digests of neighbouring deltas; ascending, without overlap.
     sequence : int
         Number of the newest change: the parent's plus one for a commit that changes something, or
         the parent's for a rewrite.
@@ -474,7 +480,6 @@ class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
     log: BlobRef
     totals: Mapping[str, Number] = {}
     marks: Mapping[str, Number] = {}
-    digests: tuple[DigestEntry, ...] = ()
     sequence: Number = 0
     sums: Mapping[str, Number] = {}
     marks_page: BlobRef | None = None
@@ -509,12 +514,6 @@ class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
             raise CorruptObjectError("snapshot: a delta has a later sequence than the snapshot")
         if len(self.commit_id) != COMMIT_ID_BYTES:
             raise CorruptObjectError("snapshot: the commit id has the wrong length")
-        ends = [0]
-        for entry in self.digests:
-            ends += [entry.first, entry.stop]
-        empty = any(entry.count < 1 for entry in self.digests)
-        if empty or ends != sorted(ends) or ends[-1] > len(self.deltas):
-            raise CorruptObjectError("snapshot: digests overlap or exceed its deltas")
 
     def check_repository(self, key: str, repository_id: str) -> None:
         """Raise if the snapshot belongs to another repository.
@@ -535,7 +534,7 @@ class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
         blobs = [blob for blob in (self.parent, self.base, self.log) if blob is not None]
         copies = sum(len(blob.copy or b"") for blob in blobs)
         nbytes = 1000 + 200 * len(blobs) + copies + 100 * (len(self.totals) + len(self.sums))
-        return nbytes, (self.deltas, self.message, self.metadata, self.marks, self.digests)
+        return nbytes, (self.deltas, self.message, self.metadata, self.marks)
 
     @property
     def parent_id(self) -> str | None:
@@ -557,47 +556,36 @@ class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
         )
 
     def with_delta_copies(self, known: Mapping[str, bytes]) -> Snapshot:
-        """The same with copies of digests and deltas while they fit.
+        """The same with copies of bundles and deltas while they fit.
 
-        Digests come first, then deltas that opening needs, then a few others, which readers of
-        chunks would otherwise fetch with the leaf. Deltas in a digest get no copy. The budget is
-        small, since each commit writes all copies again.
+        Those that opening needs come first, then a few deltas that readers of chunks would
+        otherwise fetch with the leaf. Of the entries that name a bundle, the first has the copy.
+        The budget is small, since each commit writes all copies again.
         """
-        due = [i for i in range(len(self.deltas)) if not self._digested(i)]
-        first = [i for i in due if self.deltas[i].at_open]
-        later = [i for i in due if not self.deltas[i].at_open]
-        wanted = [entry.blob for entry in self.digests] + [self.deltas[i].log for i in first]
-        refs = with_copies(wanted, known, PARENT_COPY_BYTES)
+        refs = with_copies(self.opening(), known, PARENT_COPY_BYTES)
         room = PARENT_COPY_BYTES - sum(len(ref.copy or b"") for ref in refs)
-        others = [self.deltas[i].log for i in later]
-        refs += with_copies(others, known, min(room, _LATER_COPY_BYTES))
-        order = first + later
-        digests = [replace(e, blob=ref) for e, ref in zip(self.digests, refs, strict=False)]
+        later = [entry.log for entry in self.deltas if not entry.at_open]
+        refs += with_copies(later, known, min(room, _LATER_COPY_BYTES))
+        due = {ref.key: ref for ref in refs}
         deltas = [*self.deltas]
-        logs = dict(zip(order, refs[len(digests) :], strict=True))
         for i, entry in enumerate(deltas):
-            log = logs.get(i) or entry.log.bare()
-            if log is not entry.log:  # most do not change
-                deltas[i] = replace(entry, log=log)
-        return replace(self, deltas=tuple(deltas), digests=tuple(digests))
+            ref = due.pop(entry.at.key, None) or entry.at.bare()
+            if ref is not entry.at:  # most do not change
+                deltas[i] = replace(entry, **{"bundle" if entry.bundle else "log": ref})
+        return replace(self, deltas=tuple(deltas))
 
-    def _digested(self, position: int) -> bool:
-        return any(entry.first <= position < entry.stop for entry in self.digests)
-
-    def opening(self) -> list[tuple[int, BlobRef]]:
-        """Digests, and deltas in no digest, that opening needs: position and pointer, in order."""
-        found = [(entry.first, entry.blob) for entry in self.digests]
-        found += [
-            (i, entry.log)
-            for i, entry in enumerate(self.deltas)
-            if entry.at_open and not self._digested(i)
-        ]
-        return sorted(found, key=lambda place: place[0])
+    def opening(self) -> list[BlobRef]:
+        """The bundles, and deltas in no bundle, that opening needs, in order."""
+        found: dict[str, BlobRef] = {}
+        for entry in self.deltas:
+            if entry.at_open:
+                found.setdefault(entry.at.key, entry.at)
+        return [*found.values()]
 
     @property
     def ahead(self) -> tuple[BlobRef, ...]:
         """Objects that opening needs besides the snapshot and its base, for the branch to name."""
-        return tuple(ref for _, ref in self.opening() if ref.copy is None)
+        return tuple(ref for ref in self.opening() if ref.copy is None)
 
     @classmethod
     def from_object(cls, data: bytes, ref: BlobRef) -> Snapshot:

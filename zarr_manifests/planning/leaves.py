@@ -216,13 +216,6 @@ class BaseIndex:
         leaves = self._of(node_id)
         return [] if leaves is None else leaves.overlapping(lo, hi)
 
-    def may_be_merged(self, node_id: bytes, first: int, stop: int) -> bool:
-        """Whether a leaf of the node may be merged to a sequence from `first` up to `stop`."""
-        leaves = self._of(node_id)
-        if leaves is None:
-            return False
-        return bool(((leaves.merged >= first) & (leaves.merged < stop)).any())
-
     def around(self, node_id: bytes) -> Box | None:
         """The smallest box around the node's leaves; None if it has none."""
         leaves = self._of(node_id)

@@ -31,9 +31,6 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import (
     Count,
     Counted,
-    Delta,
-    Digest,
-    Manifest,
     ManifestRef,
     Node,
     NodeKind,
@@ -80,18 +77,15 @@ class TableSource(Struct, frozen=True, eq=False):
         The entry's sequence.
     blob : BlobRef
         The object's reference.
-    kind : type
-        The object's type.
     parts : tuple of Part
         The node's tables in it, oldest first.
     manifest : ManifestRef, optional
-        The pointer, if it is a manifest.
+        The pointer, if it is a manifest; else it is the delta itself.
     """
 
     position: int
     last: int
     blob: BlobRef
-    kind: type[Delta] | type[Digest] | type[Manifest]
     parts: tuple[Part, ...]
     manifest: ManifestRef | None = None
 

@@ -25,7 +25,6 @@ from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.keys import is_inside
-from zarr_manifests.planning.appends import AppendPlan, OnExisting
 from zarr_manifests.storage.protocol import Version
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.appended_rows import AppendPlan, OnExisting

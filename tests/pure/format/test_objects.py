@@ -35,9 +35,9 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.format.manifest import (
     Base,
+    Bundle,
     Count,
     Delta,
-    Digest,
     LeafPage,
     Manifest,
     ManifestRef,
@@ -55,7 +55,7 @@ from zarr_manifests.format.root import (
     PageRef,
     Root,
 )
-from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, DigestEntry, MarksPage, Snapshot
+from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, MarksPage, Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
 from zarr_manifests.planning.merge import Layer, fold, merge_layers
@@ -74,7 +74,7 @@ NUMBERS: dict[type, int] = {
     Delta: 4,
     Manifest: 5,
     Page: 7,
-    Digest: 8,
+    Bundle: 8,
     MarksPage: 9,
 }
 
@@ -115,7 +115,8 @@ def samples() -> dict[str, Any]:
     lease = Lease(b"l" * 16, "000000000001-" + "ab" * 12, snapshot_id_of(WHERE), 99, "owner")
     index = placed("indexes", None)
     branch = Branch(snapshot, nodes, 1, OTHER_SNAPSHOT, (ref,), index)
-    entry = replace(DeltaEntry.of(ref, delta, 5, first=2), counts=(Count(b"n" * 12, -1, 4),))
+    entry = DeltaEntry.of(ref, delta, 5, first=2)
+    entry = replace(entry, counts=(Count(b"n" * 12, -1, 4),), bundle=placed("bundles", None))
     leaves = LeafPage(placed("nodes", None, 5), b"n" * 12, 300, Box((0, 2), (9, 3)), (2, 4))
     in_pages = page_refs_of("", "g-x", "g/x", "/o")
     in_pages = (replace(in_pages[0], leaves=2), replace(in_pages[1], orphans=True))
@@ -152,7 +153,6 @@ def samples() -> dict[str, Any]:
             ref.bare(),
             {"refs-set": 4},
             {"query": 7},
-            (DigestEntry(ref.bare(), 0, 1),),
             5,
             {"chunks": 4},
             placed("pages", None),
@@ -161,7 +161,7 @@ def samples() -> dict[str, Any]:
         "base": Base((node,), (replace(held, merged=(3,)),), 4, (Count(b"n" * 12, 1, 2),)),
         "paged base": Base((), (), 4, (), in_pages, (leaves,)),
         "delta": delta,
-        "digest": Digest((node,), gone, (cut,), {node.node_id: (2, 2)}, manifest, (12345,)),
+        "bundle": Bundle({ref.key: delta}),
         "manifest": manifest,
         "page": Page(
             {"dev": Branch(snapshot, nodes, ahead=(ref,))},
@@ -183,7 +183,7 @@ def encoded(value: Any) -> bytes:
 
 ENCODED: dict[str, bytes] = {kind: encoded(value) for kind, value in VALUES.items()}
 each_kind = pytest.mark.parametrize(
-    "kind", ["root", "snapshot", "base", "paged base", "delta", "digest"]
+    "kind", ["root", "snapshot", "base", "paged base", "delta", "bundle"]
 )
 
 
@@ -195,7 +195,9 @@ def read(kind: str, data: bytes, ref: BlobRef | None = None) -> Any:
     manifest = {
         "delta": lambda: value.embedded,
         "manifest": lambda: value,
-        "digest": lambda: value.tables,
+        "bundle": lambda: Manifest(
+            tuple(part for delta in value.deltas.values() for part in delta.embedded.parts)
+        ),
     }.get(kind)
     for part, table in manifest().parts if manifest else ():
         decoded = Manifest.decode(part, table)
@@ -427,7 +429,7 @@ def put(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 def unpacked(kind: str) -> Any:
     """The fields, with what is packed in them unpacked as well."""
     fields = fields_of(kind)
-    if kind in ("delta", "digest"):
+    if kind == "delta":
         parts = [[part, msgpack.unpackb(data)] for part, data in fields["tables"]["parts"]]
         fields["tables"] = {"parts": parts}
     return fields

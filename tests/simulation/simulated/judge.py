@@ -638,9 +638,7 @@ class Judge:
         for entry in snapshot.deltas:
             reach.add(entry.log.key)
             reach.update(ref.blob.key for ref in entry.manifests)
-            reach.update([] if entry.zones is None else [entry.zones.key])
-        for digest in snapshot.digests:
-            reach.add(digest.blob.key)
+            reach.update(ref.key for ref in (entry.zones, entry.bundle) if ref is not None)
         if snapshot.base is not None:
             reach.add(snapshot.base.key)
             base = self.objects.load(snapshot.base, Base)

@@ -219,18 +219,18 @@ def arrays(folder: Path) -> MemoryStorage:
 
 
 def history(folder: Path) -> MemoryStorage:
-    """What versions can do: digests, a fold, every kind of commit, moves, resizes, branches."""
+    """What versions can do: bundles, a fold, every kind of commit, moves, resizes, branches."""
     repo = create(4, folder, inline_chunk_bytes=40, compaction={"max-delta-count": 14})
     with repo.transaction("main", message="start") as store:
         root = zarr.create_group(store)
         root.create_array("air/t", data=noise(6, 6), chunks=(2, 3))
         root.create_array("x", data=np.arange(6.0), chunks=(2,), dimension_names=["x"])
         root.create_array("gone", data=noise(4), chunks=(2,))
-    for i in range(8):  # so many that a digest is due
+    for i in range(8):  # so many that a bundle is due
         with repo.transaction("main", message=f"append {i}") as store:
             zarr.open_array(store, path="x").append(np.arange(2.0) + i)
             zarr.open_group(store, path="air").attrs["step"] = i
-    repo.create_tag("digested")
+    repo.create_tag("bundled")
     with repo.transaction("main", message="shrink and overwrite") as store:
         zarr.open_array(store, path="x").resize((7,))
         zarr.open_array(store, path="air/t")[:2] = 0
@@ -308,7 +308,7 @@ def protocols(folder: Path) -> MemoryStorage:
     line.commit({1: b"two", 5: b"two", 9: None}, groups={"g": "2"}, apart=True)
     line.commit({1: b"three", 6: None}, cut=7, deleted=["h"])
     line.commit({7: b"four", 11: b"four"})
-    line.write("three deltas", digest_from=0)
+    line.write("three deltas", bundle_from=0)
     line.roll_up(0, 3)
     line.commit({0: b"five"}, groups={"h": "5"})
     line.write("a run and a delta")
@@ -316,7 +316,7 @@ def protocols(folder: Path) -> MemoryStorage:
     line.commit({2: b"six", 10: b"six"}, cut=11)
     line.write("a leaf merged further than the others")
     line.commit({3: None, 4: b"seven"})
-    line.write("a digest behind it", digest_from=2)
+    line.write("a bundle behind it", bundle_from=2)
     line.roll_up(0, 2)
     line.write("a run across the leaf's sequence")
     line.marks = {"job": 2**63 - 1, "query ä": 7}

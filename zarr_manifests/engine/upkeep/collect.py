@@ -104,7 +104,7 @@ KINDS: Final = (
     "reports",
     "manifests",
     "indexes",
-    "digests",
+    "bundles",
     "pages",
     "history",
     "deltas",

@@ -79,7 +79,7 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Base, Delta, Manifest, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
-from zarr_manifests.format.snapshot import DeltaEntry, DigestEntry, Snapshot
+from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import COMMIT_ID_BYTES
 from zarr_manifests.planning.garbage import (
@@ -283,7 +283,6 @@ class _Work:
             "repack chunks" if self._moves else f"compact {count} deltas",
             base=self._base,
             deltas=deltas,
-            digests=self._moved_digests(before),
             sums=sums_after(current, self._counts, self._sequence, deltas),
         )
         pages, merged = merged_pages(context, before.history, tip.floor, keys)
@@ -300,21 +299,8 @@ class _Work:
             [*self._uploads, *self._written, *index],
             tip=tip,
             base=self._new_base,
-            base_sequence=self._sequence,
             pages=pages,
         )
-
-    def _moved_digests(self, current: Snapshot) -> tuple[DigestEntry, ...]:
-        """The digests whose deltas are all still there, at their new positions."""
-        count = len(self._view.snapshot.deltas)
-        shift = len(self._entries) - count
-        places = self._kept | {i: i + shift for i in range(count, len(current.deltas))}
-        found = []
-        for entry in current.digests:
-            to = [places.get(i) for i in range(entry.first, entry.stop)]
-            if to[0] is not None and to == list(range(to[0], to[0] + entry.count)):
-                found.append(replace(entry, first=to[0]))
-        return tuple(found)
 
     def _base_is_due(self) -> bool:
         """Whether enough is pending for a new base; of its pages only changed ones are written."""

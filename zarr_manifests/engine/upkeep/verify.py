@@ -3,7 +3,7 @@
 Every metadata object is read from the storage and decoded, never taken from a cache or a copy;
 copies are compared with it. Every chunk object is read, and the checksum of every range of it that
 is referenced is compared. Beyond single objects it checks: snapshots agree with their deltas,
-digests and logs; leaves of a base do not overlap; counters are right; pages have the expected
+bundles and logs; leaves of a base do not overlap; counters are right; pages have the expected
 names; archives have the expected versions, and no archive of an operation is missing.
 
 Problems are collected, not raised. Virtual chunks are stored elsewhere and not checked; those in
@@ -44,7 +44,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.manifest import Base, Delta, Digest, Manifest, NodeKind, Part, grouped
+from zarr_manifests.format.manifest import Base, Bundle, Delta, Manifest, NodeKind, Part, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import (
     ALL,
@@ -70,7 +70,6 @@ from zarr_manifests.planning.garbage import (
     Rows,
     first_archive_kept,
     parts,
-    tells_about,
 )
 from zarr_manifests.planning.leaves import part_order
 from zarr_manifests.planning.live_deltas import Amount, alive_amounts, sums_of
@@ -428,18 +427,20 @@ class _PagedBases(Struct):
 def _check_snapshot(
     context: ReadContext, found: _Findings, ref: BlobRef, snapshot: Snapshot
 ) -> None:
-    """Check its log, and what it says about its deltas and digests."""
+    """Check its log, and what it says about its deltas and bundles."""
     try:
         snapshot.check_repository(ref.key, context.repository_id)
         delta_of(context, snapshot)
         for entry in snapshot.deltas:
-            if entry.log.key not in found.problems:
-                entry.check(context.objects.load(entry.log.bare(), Delta))
-        for digest in snapshot.digests:
-            if digest.blob.key not in found.problems:
-                told = context.objects.load(digest.blob.bare(), Digest)
-                if not tells_about(told, snapshot.deltas[digest.first : digest.stop]):
-                    raise CorruptObjectError(f"{digest.blob.key} is a digest of other deltas")
+            if entry.log.key in found.problems:
+                continue
+            delta = context.objects.load(entry.log.bare(), Delta)
+            entry.check(delta)
+            bundle = entry.bundle
+            if bundle is not None and bundle.key not in found.problems:
+                held = context.objects.load(bundle, Bundle)
+                if entry.opened({bundle.key: held}) != delta:
+                    raise CorruptObjectError(f"{bundle.key} has another {entry.log.key}")
     except ManifestsError as error:
         if snapshot.log.key not in found.problems:
             found.add(ref.key, error)
