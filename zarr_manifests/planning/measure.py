@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr
 
 from zarr_manifests.format.zone_maps import HASH_BYTES, NO_SUM, Bounds, sum_type
 from zarr_manifests.grid import Box, Coords, IndexArray, clipped_cells, grid_clips, grid_shape
@@ -113,11 +113,17 @@ def measure(
         for column, one in zip(columns, found, strict=True):
             column[place] = one
     back = [axes.index(axis) for axis in range(len(axes))]
-    columns = [column.transpose(back).ravel() for column in columns]
-    bounds = _bounds(dtype, clips, cells, *columns[:5])
-    if own is None:
-        return bounds
-    return replace(bounds, weighted=columns[5], weights=columns[6], digest=own.digest)
+    low, high, gone, nan, sums, *weighted = (column.transpose(back).ravel() for column in columns)
+    bounded, adds = gone < cells, sum_type(dtype)
+    if adds is None:
+        sums = np.full(len(low), np.nan)
+    elif adds.kind == "i":
+        # Beyond this a sum may have wrapped around.
+        most = np.maximum(np.abs(low.astype(np.float64)), np.abs(high.astype(np.float64)))
+        wraps = bounded & (most * cells > _MOST_SUM)
+        sums = np.where(wraps, NO_SUM, np.where(bounded, sums.view(np.int64), 0))
+    declared: Any = () if own is None else (*weighted, own.digest)
+    return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, sums, clips, *declared)
 
 
 def _adds(number: np.dtype[Any]) -> np.dtype[Any]:
@@ -125,38 +131,15 @@ def _adds(number: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype({"f": "f8", "u": "u8"}.get(number.kind, "i8"))
 
 
-def _bounds(
-    dtype: np.dtype[Any],
-    clips: IndexArray,
-    cells: IndexArray,
-    low: _Values,
-    high: _Values,
-    gone: IndexArray,
-    nan: IndexArray,
-    sums: _Values,
-) -> Bounds:
-    """One row for each chunk."""
-    bounded = gone < cells
-    kind = sum_type(dtype)
-    if kind is None or dtype.kind == "f":
-        total = np.full(len(low), np.nan) if kind is None else sums
-    else:
-        # Beyond this a sum may have wrapped around.
-        most = np.maximum(np.abs(low.astype(np.float64)), np.abs(high.astype(np.float64)))
-        wraps = bounded & (most * cells > _MOST_SUM)
-        total = np.where(wraps, NO_SUM, np.where(bounded, sums.view(np.int64), 0))
-    return Bounds(low.view(dtype), high.view(dtype), bounded, gone, nan, total, clips)
-
-
-class CellWeights(Struct, frozen=True, eq=False, dict=True):
+class CellWeights(Struct, frozen=True, eq=False):
     """Weights of an array's cells: the product of one weight for each axis.
 
     Parameters
     ----------
     along : tuple of (float64[n] or None)
         For each axis the weights of its positions; None for 1.
-    whole : bytes, optional
-        The digest, if these are the weights of a part of the cells.
+    digest : bytes, optional
+        Hash of the weights of all cells; to be given if these are the weights of a part of them.
 
     Examples
     --------
@@ -169,16 +152,13 @@ class CellWeights(Struct, frozen=True, eq=False, dict=True):
     """
 
     along: tuple[npt.NDArray[np.float64] | None, ...]
-    whole: bytes | None = None
+    digest: bytes = b""
 
-    @functools.cached_property
-    def digest(self) -> bytes:
-        """Hash of the weights of all cells."""
-        if self.whole is not None:
-            return self.whole
-        parts = [b"" if one is None else one.astype("<f8").tobytes() for one in self.along]
-        whole = b"".join(blake2b(part, digest_size=HASH_BYTES).digest() for part in parts)
-        return blake2b(whole, digest_size=HASH_BYTES).digest()
+    def __post_init__(self) -> None:
+        if not self.digest:
+            parts = [b"" if one is None else one.astype("<f8").tobytes() for one in self.along]
+            whole = b"".join(blake2b(part, digest_size=HASH_BYTES).digest() for part in parts)
+            force_setattr(self, "digest", blake2b(whole, digest_size=HASH_BYTES).digest())
 
     def inside(self, place: Sequence[slice]) -> CellWeights:
         """Those of the cells of a block."""

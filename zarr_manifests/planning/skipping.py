@@ -354,16 +354,10 @@ class Verdict(Struct, frozen=True, eq=False):
     known: _Mask
     unwritten: bool
 
-    def at(self, index: IndexArray, size: int) -> _Mask:
-        """Which chunks of a region of this size may match."""
-        if len(self.index) == size:
-            return self.match[index]
+    def at(self, index: IndexArray) -> _Mask:
+        """Which of these chunks may match."""
         if not len(self.index):
             return np.full(len(index), self.unwritten)
-        if size <= _DENSE:
-            all_of = np.full(size, self.unwritten)
-            all_of[self.index] = self.match
-            return np.asarray(all_of[index])
         at = np.minimum(self.index.searchsorted(index), len(self.index) - 1)
         return np.where(self.index[at] == index, self.match[at], self.unwritten)
 
@@ -450,7 +444,7 @@ def plan_chunks(
         left_out = {"range": chunks - selected, "statistics": 0, "absence": 0}
         return Plan(boxes, selected, left_out, len(missing))
     for verdict in ruling:
-        kept = kept[verdict.at(kept, region.size)]
+        kept = kept[verdict.at(kept)]
     excluded = [v.index[~v.match] for v in verdicts]
     gone = excluded[0] if len(excluded) == 1 else np.unique(np.concatenate(excluded))
     statistics = len(inside(gone)) + sum(
