@@ -5,8 +5,6 @@ What runs in the background runs at once, so that counts depend on neither threa
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import zarr
@@ -79,28 +77,20 @@ def test_chunks_of_the_next_leaf_are_read_ahead(filled: MemoryStorage) -> None:
     assert len(tables) == len(set(tables)) >= CHUNKS // LEAF, "each is fetched once"
 
 
-def test_who_finds_no_thread_at_work_sends_the_request(filled: MemoryStorage) -> None:
-    """The threads may all be waiting for the caller, or the interpreter be ending."""
-
-    def refuse(call: Any) -> None:
-        raise RuntimeError("no more threads")
-
-    for background in (lambda call: None, refuse):
-        far, array = opened(filled, replace(SYSTEM, background=background))
-        assert np.array_equal(array[:], VALUES)
-        assert CHUNKS <= far.read()[1] <= 1.13 * CHUNKS
-
-
 class Failing(Far):
     """Requests for more than one chunk fail."""
 
-    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+    failed = False
+
+    async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if key.startswith("chunks/") and length is not None and length > 10 * CHUNK_BYTES:
+            self.failed = True
             raise StorageError("the request has failed")
-        return super().get(key, start, length)
+        return await super().get_async(key, start, length)
 
 
 def test_a_span_that_fails_fails_no_chunk(filled: MemoryStorage) -> None:
     far = Failing(LatencyStorage(filled, latency_s=0))
     store = zm.open(far, runtime=AT_ONCE).readonly_session().store
     assert np.array_equal(zarr.open_array(store, path="a", mode="r")[:], VALUES)
+    assert far.failed

@@ -13,12 +13,10 @@ far away, that is ten small requests in flight at most. So where chunks are read
 
 Invariants:
 
-- A caller waits only for a request that has begun: it sends one that no thread has taken yet, as
-  the threads may all be waiting for it. Whatever goes wrong with a request, a caller reads its
-  chunk by itself, and gets the error of that.
+- Requests are tasks of the event loop that asks for chunks; another loop does not wait for them.
+  Whatever goes wrong with a request, a caller reads its chunk by itself, and gets that error.
 - Bytes are given to one caller, who verifies them. Two windows are held, each of at most
   `MOST_BYTES`.
-- A forked child starts without.
 
 Combining reads of neighbouring ranges into one request, in event loops on remote storages
 ------------------------------------------------------------------------------------------
@@ -38,19 +36,15 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct
 
 from zarr_manifests.errors import (
     CorruptObjectError,
-    ManifestsError,
     MissingChunkError,
     ObjectNotFoundError,
     VirtualContainerError,
@@ -65,7 +59,6 @@ from zarr_manifests.format.chunk_table import (
     VirtualSource,
 )
 from zarr_manifests.ids import crc32c
-from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage.protocol import (
     REMOTE_CAPABILITIES,
     Capabilities,
@@ -202,31 +195,25 @@ class BytesAhead:
     ----------
     read : callable
         `read(ref, start, length)` gives bytes of the object or file that a chunk is in.
-    read_async : callable
-        The same for an event loop.
-    runtime : Runtime
-        Runs requests in the background.
     capabilities : Capabilities
         Which ranges share a request.
     """
 
     def __init__(
         self,
-        read: Callable[[NativeRef | VirtualRef, int, int], bytes],
-        read_async: Callable[[NativeRef | VirtualRef, int, int], Awaitable[bytes]],
-        runtime: Runtime,
+        read: Callable[[NativeRef | VirtualRef, int, int], Coroutine[Any, Any, bytes]],
         capabilities: Capabilities,
     ) -> None:
-        self._read, self._read_async, self._runtime = read, read_async, runtime
+        self._read = read
         self._gap_bytes, self._span_bytes = capabilities.gap_bytes, capabilities.span_bytes
-        self._pid = os.getpid()
         self._newest: dict[NativeRef | VirtualRef, _Span] = {}
         self._older: dict[NativeRef | VirtualRef, _Span] = {}
 
     def fetch(self, refs: Iterable[NativeRef | VirtualRef]) -> None:
-        """Begin to fetch these chunks, up to `MOST_BYTES` of them."""
-        if self._pid != os.getpid():
-            self._pid, self._newest = os.getpid(), {}
+        """Begin to fetch these chunks, up to `MOST_BYTES` of them, in the running event loop."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
         by_object: dict[tuple[str, int] | VirtualSource, list[NativeRef | VirtualRef]] = {}
         nbytes = 0
         for ref in refs:
@@ -245,63 +232,41 @@ class BytesAhead:
                 spare=SPARE,
             ):
                 first = chunks[request.members[0]]
-                what = first, request.start, request.length
-                span = _Span(
-                    partial(self._read, *what), partial(self._read_async, *what), request.start
-                )
+                task = loop.create_task(self._read(first, request.start, request.length))
+                task.add_done_callback(_noted)
+                span = _Span(task, request.start)
                 window.update(dict.fromkeys((chunks[i] for i in request.members), span))
-                with suppress(RuntimeError):  # no more threads: the program is ending
-                    self._runtime.background(span.run)
         self._older, self._newest = self._newest, window
 
     async def take(self, ref: NativeRef | VirtualRef) -> memoryview | None:
         """The chunk, not verified yet; None if it is to be read by itself."""
-        if self._pid != os.getpid():
-            return None
         span = self._newest.pop(ref, None) or self._older.pop(ref, None)
-        return None if span is None else await span.take(ref)
-
-
-class _Span:
-    """One request, and what it has given."""
-
-    def __init__(
-        self, read: Callable[[], bytes], read_async: Callable[[], Awaitable[bytes]], start: int
-    ) -> None:
-        self._read, self._read_async, self._start = read, read_async, start
-        self._found: Future[bytes] = Future()
-        self._found.set_running_or_notify_cancel()  # a caller that is cancelled cancels no others
-        self._sender: dict[str, object] = {}
-
-    def _is_sent_by(self, who: object) -> bool:
-        return self._sender.setdefault("", who) is who
-
-    def run(self) -> None:
-        """Send the request, unless a caller has."""
-        if not self._is_sent_by(self):
-            return
-        data = b""
-        try:
-            with suppress(ManifestsError):  # who asks for a chunk reads it, and gets the error
-                data = self._read()
-        finally:
-            self._found.set_result(data)
-
-    async def take(self, ref: NativeRef | VirtualRef) -> memoryview | None:
-        """The chunk, as a view of all bytes of the request; None if that has failed."""
-        found = self._found
-        if not found.done() and self._is_sent_by(ref):
-            data = b""
-            try:
-                with suppress(ManifestsError):
-                    data = await self._read_async()
-            finally:
-                found.set_result(data)
+        if span is None:
+            return None
         import asyncio
 
-        data = found.result() if found.done() else await asyncio.wrap_future(found)
-        at = ref.offset - self._start
+        task = span.task
+        if not task.done():
+            if task.get_loop() is not asyncio.get_running_loop():
+                return None
+            await asyncio.wait([task])  # who is cancelled cancels no others
+        if task.cancelled() or task.exception() is not None:
+            return None  # who asks for a chunk reads it, and gets the error
+        data, at = task.result(), ref.offset - span.start
         return memoryview(data)[at : at + ref.length] if len(data) >= at + ref.length else None
+
+
+class _Span(NamedTuple):
+    """One request, and where its bytes begin."""
+
+    task: asyncio.Task[bytes]
+    start: int
+
+
+def _noted(task: asyncio.Task[bytes]) -> None:
+    """Take note of an error of a request, else the event loop complains that nobody has."""
+    if not task.cancelled():
+        task.exception()
 
 
 # --- chunks -------------------------------------------------------------------------------------
@@ -333,7 +298,7 @@ class ChunkReader:
         self._snapshot_id = snapshot_id
         self._cache = context.chunks
         far = REMOTE_CAPABILITIES if self._inline else storage.capabilities
-        self._ahead = BytesAhead(self._read_span, self._read_span_async, context.runtime, far)
+        self._ahead = BytesAhead(self._read_span, far)
 
     def alike(self, one: StoredRef, other: StoredRef) -> bool:
         """Whether two refs have the same bytes, which are read where the refs differ.
@@ -452,12 +417,7 @@ class ChunkReader:
         with suppress(VirtualContainerError):  # which reading the chunk raises
             self._ahead.fetch([ref for ref in refs if is_due(ref)])
 
-    def _read_span(self, ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
-        if isinstance(ref, VirtualRef):
-            return self.virtual.read_bytes(ref.source, start, length)
-        return self._storage.get(ref.key, start, length)
-
-    async def _read_span_async(self, ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
+    async def _read_span(self, ref: NativeRef | VirtualRef, start: int, length: int) -> bytes:
         if isinstance(ref, VirtualRef):
             return await self.virtual.read_source(ref.source, start, length)
         return await self._storage.get_async(ref.key, start, length)
