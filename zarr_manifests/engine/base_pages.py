@@ -512,10 +512,17 @@ class PagedIndex(BaseIndex):
 
     def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:
         """A number that is not negative for each coordinate in a leaf, -1 for the others."""
+        return self._around(node_id, coords).locate(node_id, coords)
+
+    def merged_at(self, node_id: bytes, coords: IndexArray) -> IndexArray:
+        """What the leaf of each coordinate (int64[n, ndim]) is merged to; 0 where there is none."""
+        return self._around(node_id, coords).merged_at(node_id, coords)
+
+    def _around(self, node_id: bytes, coords: IndexArray) -> BaseIndex:
+        """An index that has all leaves around these coordinates."""
         if not len(coords):
-            return EMPTY.locate(node_id, coords)
-        ends = coords.min(0).tolist(), (coords.max(0) + 1).tolist()
-        return self._at(node_id, *ends).locate(node_id, coords)
+            return EMPTY
+        return self._at(node_id, coords.min(0).tolist(), (coords.max(0) + 1).tolist())
 
 
 def _touches(box: Box, lo: Corner, hi: Corner) -> bool:

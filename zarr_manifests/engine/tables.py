@@ -31,7 +31,7 @@ from zarr_manifests.planning.live_deltas import (
     TableSource,
     Truncation,
 )
-from zarr_manifests.planning.merge import Layer, Leaf, Overlay, fold, fold_leaves
+from zarr_manifests.planning.merge import Layer, Overlay, cut_off, fold, select
 
 
 class Asked(NamedTuple):
@@ -45,14 +45,11 @@ class Asked(NamedTuple):
         A box around them; None for all chunks.
     leaves : sequence of PlacedLeaf
         The leaves with any of them.
-    outside : bool
-        Whether some may be in no leaf.
     """
 
     narrow: Callable[[ChunkTable], ChunkTable]
     box: Box | None
     leaves: Sequence[PlacedLeaf] = ()
-    outside: bool = True
 
 
 class SnapshotTables:
@@ -99,57 +96,62 @@ class SnapshotTables:
         """What to load for the leaves."""
         return [(leaf.manifest, leaf.part) for leaf in leaves]
 
-    def _stacks(
+    def _overlays(
         self,
         node_id: bytes,
         sources: Collection[TableSource],
         asked: Sequence[Asked],
-        leaves: Sequence[PlacedLeaf] = (),
+        loaded: Mapping[Any, Any],
+        *,
         after: int = 0,
-    ) -> tuple[list[Stack], dict[Any, Any]]:
-        """What these sources say of what is asked for, and what was loaded with these leaves.
+        merged: int = 0,
+    ) -> list[Overlay]:
+        """What these sources say of each that is asked for, in what was loaded.
 
-        Everything is fetched in one round, and the tables decoded one after the other. `after` is a
-        sequence that the stacks are asked about, besides those of the leaves.
+        Truncations up to the sequence `after` are left out, and rows that a leaf of the base has;
+        `merged` is the greatest sequence that one of these is merged to.
         """
-        loaded = self._load(sources, self._due_leaves(leaves))
-        wanted, apart = set(sources), {after, *(leaf.merged for leaf in leaves)}
-        stacks = [Stack(apart) for _ in asked]
+        wanted, stacks = set(sources), [Stack() for _ in asked]
         for step in self._sources(node_id).in_order():
             if isinstance(step, Truncation):
-                for stack in stacks:
-                    stack.add(step.last, Layer(step.shape, ()))
+                for stack in stacks if step.last > after else ():
+                    stack.add(Layer(step.shape, ()))
             elif step.source in wanted:
                 table = self._table(node_id, step.source, step.number, loaded)
                 for one, stack in zip(asked, stacks, strict=True):
                     if one.box is None or one.box.overlaps(table.box):
-                        stack.add(step.source.last, Layer(None, (one.narrow(table),)))
+                        rows = one.narrow(table)
+                        if step.source.last <= merged:
+                            old = self.index.merged_at(node_id, rows.coords())
+                            rows = select(rows, old < step.source.last)
+                        stack.add(Layer(None, (rows,)))
         self._objects.meter.add("refs_merged", sum(stack.rows for stack in stacks))
-        return stacks, loaded
+        return [stacks.pop(0).overlay() for _ in asked]  # they take memory
 
     def _resolved(
         self, node_id: bytes, sources: Collection[TableSource], asked: Sequence[Asked]
     ) -> list[ChunkTable | None]:
-        """The chunks that exist, of each that are asked for; `sources` may have changed them."""
+        """The chunks that exist, of each that are asked for; `sources` may have changed them.
+
+        Of the rows for a chunk the newest counts. A leaf is as new as what is merged into it, and
+        newer truncations apply to it.
+        """
         leaves = [*{id(leaf): leaf for one in asked for leaf in one.leaves}.values()]
-        stacks, loaded = self._stacks(node_id, sources, asked, leaves)
-        tables = {id(leaf): self._leaf(leaf, loaded) for leaf in leaves}
-        since = self._sources(node_id).since
-        found: list[ChunkTable | None] = []
-        for one in asked:
-            stack = stacks.pop(0)  # it takes memory
-            afters = {since(leaf.merged) for leaf in one.leaves} | ({0} if one.outside else set())
-            over = {after: stack.after(after) for after in afters}
-            held = [one.narrow(tables[id(leaf)]) for leaf in one.leaves]
-            if len(over) == 1:
-                found.append(fold(held, *over.values()))
-                continue
-            each = [
-                Leaf(leaf.part.box, table, over[since(leaf.merged)])
-                for leaf, table in zip(one.leaves, held, strict=True)
-            ]
-            found.append(fold_leaves(each, over.get(0, Overlay(None, None))))
-        return found
+        loaded = self._load(sources, self._due_leaves(leaves))
+        merged = max((leaf.merged for leaf in leaves), default=0)
+        overlays = self._overlays(node_id, sources, asked, loaded, merged=merged)
+        cuts = self._sources(node_id).cuts
+
+        def rows(leaf: PlacedLeaf, one: Asked) -> ChunkTable:
+            table = one.narrow(self._leaf(leaf, loaded))
+            for cut in cuts:
+                table = cut_off(table, cut.shape) if cut.last > leaf.merged else table
+            return table
+
+        return [
+            fold([rows(leaf, one) for leaf in one.leaves], Overlay(None, over.table))
+            for one, over in zip(asked, overlays, strict=True)
+        ]
 
     def _load(self, sources: Iterable[TableSource], leaves: Sequence[Wanted]) -> dict[Any, Any]:
         """The objects by key; missing ones are fetched in one round."""

@@ -273,8 +273,8 @@ class SnapshotView(SnapshotTables):
             asked = Asked(partial(_inside, region), region)
             sources = tuple(live.deciding(region))
         newer = [source for source in sources if source.last > after]
-        (stack,), _ = self._stacks(node_id, newer, [asked], after=after)
-        return stack.after(after)
+        loaded = self._load(newer, ())
+        return self._overlays(node_id, newer, [asked], loaded, after=after)[0]
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base whose boxes are wanted, without overlays."""
@@ -299,7 +299,7 @@ class SnapshotView(SnapshotTables):
         covered = sum(int(here.sum()) for _, here in near) == len(coords)
         since = min(leaf.merged for leaf in due) if covered else 0
         sources = self._sources(node_id).holding(coords, since)
-        asked = Asked(lambda table: pick(table, coords), box, due, outside=not covered)
+        asked = Asked(lambda table: pick(table, coords), box, due)
         return self._resolved(node_id, sources, [asked])[0]
 
     def chunks_in(
@@ -325,7 +325,7 @@ class SnapshotView(SnapshotTables):
             placed = self.index.placed_in(node_id, box)
             due = [leaf for leaf in placed if leaf.part.box not in unread]
             covered = sum(leaf.part.box.shared_size(box) for leaf in placed) >= box.size
-            asked.append(Asked(partial(_inside, box), box, due, outside=not covered))
+            asked.append(Asked(partial(_inside, box), box, due))
             if due or not covered:
                 since = min((leaf.merged for leaf in due), default=0) if covered else 0
                 new = (source for source in live.deciding(box) if source.last > since)

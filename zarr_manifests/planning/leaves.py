@@ -216,6 +216,14 @@ class BaseIndex:
         leaves = self._of(node_id)
         return [] if leaves is None else leaves.overlapping(lo, hi)
 
+    def merged_at(self, node_id: bytes, coords: IndexArray) -> IndexArray:
+        """What the leaf of each coordinate (int64[n, ndim]) is merged to; 0 where there is none."""
+        leaves = self._of(node_id)
+        if leaves is None:
+            return np.zeros(len(coords), np.int64)
+        at = leaves.locate(coords)
+        return np.where(at < 0, 0, leaves.merged[at])
+
     def around(self, node_id: bytes) -> Box | None:
         """The smallest box around the node's leaves; None if it has none."""
         leaves = self._of(node_id)

@@ -16,7 +16,6 @@ number marked exact is exact; any other is an upper bound.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import gt
@@ -35,7 +34,6 @@ from zarr_manifests.format.manifest import (
     Node,
     NodeKind,
     Part,
-    grouped,
 )
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry
@@ -135,16 +133,15 @@ class LiveSources:
         self.sources = tuple(sources)
         self._cuts = dict(sorted(cuts.items()))
         self._places = [TablePlace(s, n) for s in self.sources for n in range(len(s.parts))]
-        lasts = [cut.last for cut in cuts.values()] + [source.last for source in self.sources]
-        self.oldest = min(lasts, default=0)
         self._boxes = boxes = [part.box for source in self.sources for part in source.parts]
         self._axes = {box.ndim: box for box in boxes}
         if len(self._axes) == 1:
             self._lo, self._hi = corners(boxes, boxes[0].ndim)
 
-    def since(self, after: int) -> int:
-        """Return `after`, or 0 if all live deltas are newer: both then select the same deltas."""
-        return after if self.oldest <= after else 0
+    @property
+    def cuts(self) -> list[Truncation]:
+        """All truncations, oldest first."""
+        return [*self._cuts.values()]
 
     def reach(self, coords: Coords, after: int = 0) -> Reach:
         """What has to be searched for a chunk, counting only deltas newer than `after`.
@@ -246,47 +243,38 @@ class LiveSources:
 
 
 class Stack:
-    """What live deltas say of one box: their layers, oldest first.
+    """What live deltas say of one box: their layers, added oldest first.
 
-    Layers that are always wanted together are merged as soon as they have many rows. So chunks that
-    were written again and again take no more memory than chunks that were written once.
+    Layers are merged as soon as they have many rows. So chunks that were written again and again
+    take no more memory than chunks that were written once.
 
     Parameters
     ----------
-    apart : collection of int
-        The sequences that `after` is called with, besides 0 and such as are newer than all layers.
     most : int, optional
         Rows up to which layers are never merged early.
     """
 
-    def __init__(self, apart: Collection[int], most: int = 1_000_000) -> None:
-        self._apart = sorted(apart)
+    def __init__(self, most: int = 1_000_000) -> None:
         self._most = most
-        self._layers: list[tuple[int, Layer]] = []
+        self._layers: list[Layer] = []
         self._new = self._old = 0
         self.rows = 0
 
-    def add(self, last: int, layer: Layer) -> None:
-        """Put a layer with this sequence on top."""
-        self._layers.append((last, layer))
+    def add(self, layer: Layer) -> None:
+        """Put a layer on top."""
+        self._layers.append(layer)
         rows = sum(map(len, layer.tables))
         self.rows += rows
         self._new += rows
         if self._new > max(self._most, self._old):
-            self._merge()
-
-    def after(self, after: int) -> Overlay:
-        """All layers with a sequence beyond `after`, merged."""
-        return merge_layers([layer for last, layer in self._layers if last > after])
-
-    def _merge(self) -> None:
-        groups = grouped((bisect_left(self._apart, each[0]), each) for each in self._layers)
-        self._layers = []
-        for group in groups.values():
-            merged = merge_layers([layer for _, layer in group])
+            merged = self.overlay()
             tables = () if merged.table is None else (merged.table,)
-            self._layers.append((group[-1][0], Layer(merged.truncated, tables)))
-        self._new, self._old = 0, sum(len(t) for _, layer in self._layers for t in layer.tables)
+            self._layers = [Layer(merged.truncated, tables)]
+            self._new, self._old = 0, sum(map(len, tables))
+
+    def overlay(self) -> Overlay:
+        """All layers, merged."""
+        return merge_layers(self._layers)
 
 
 # --- presence ----------------------------------------------------------------------------------

@@ -50,14 +50,6 @@ class Overlay(Struct, frozen=True, weakref=True):
     table: ChunkTable | None
 
 
-class Leaf(Struct, frozen=True):
-    """A leaf of the base, and the overlay inside its box."""
-
-    box: Box
-    table: ChunkTable
-    overlay: Overlay
-
-
 def narrower(a: Coords | None, b: Coords | None) -> Coords | None:
     """The combined effect of two truncations."""
     if a is None or b is None:
@@ -171,7 +163,7 @@ def within(table: ChunkTable, box: Box) -> ChunkTable:
     return _between(table, box.lo, box.hi)
 
 
-def _cut_off(table: ChunkTable, shape: Coords) -> ChunkTable:
+def cut_off(table: ChunkTable, shape: Coords) -> ChunkTable:
     """The rows below `shape` on every axis."""
     if table.box.ndim != len(shape):
         raise CorruptObjectError(f"chunks of {table.box.ndim} axes are cut off at {shape}")
@@ -299,7 +291,7 @@ def merge_layers(layers: Sequence[Layer]) -> Overlay:
     for layer in layers:
         if layer.truncated is not None:
             cut = narrower(cut, layer.truncated)
-            tables = [_cut_off(table, layer.truncated) for table in tables]
+            tables = [cut_off(table, layer.truncated) for table in tables]
         tables.extend(layer.tables)
     tables = [table for table in tables if len(table)]
     return Overlay(cut, _newest(tables) if tables else None)
@@ -317,7 +309,7 @@ def fold(leaves: Sequence[ChunkTable], overlay: Overlay) -> ChunkTable | None:
     if len(tables) > 1 and _distinct(tables) < sum(map(len, tables)):
         raise CorruptObjectError("two chunk tables of a base have a row for the same chunk")
     if overlay.truncated is not None:
-        tables = [_cut_off(table, overlay.truncated) for table in tables]
+        tables = [cut_off(table, overlay.truncated) for table in tables]
     if overlay.table is not None:
         tables.append(overlay.table)
     tables = [table for table in tables if len(table)]
@@ -333,24 +325,6 @@ def _distinct(tables: Sequence[ChunkTable]) -> int:
     """The number of distinct coordinates in the tables."""
     box = Box.around(table.box for table in tables)
     return len(np.unique(np.concatenate([box.ravel(table.coords()) for table in tables])))
-
-
-def fold_leaves(leaves: Sequence[Leaf], outside: Overlay) -> ChunkTable | None:
-    """Merge leaves that are merged up to different sequences, each with its own overlay.
-
-    `outside` applies to chunks in no leaf.
-    """
-    rest, tables = outside.table, []
-    inside = np.zeros(0 if rest is None else len(rest), np.bool_)
-    for leaf in leaves:
-        over = leaf.overlay.table
-        if over is not None:
-            over = within(over, leaf.box)
-        tables.append(fold([leaf.table], Overlay(leaf.overlay.truncated, over)))
-        if rest is not None:
-            inside |= in_box(rest, leaf.box)
-    rest = None if rest is None else select(rest, ~inside)
-    return fold([table for table in tables if table is not None], Overlay(None, rest))
 
 
 def in_box(table: ChunkTable, box: Box) -> npt.NDArray[np.bool_]:

@@ -80,7 +80,7 @@ FAULTS = [
     Fault(
         "cut-off-chunks-come-back",
         "planning/merge.py",
-        "tables = [_cut_off(table, layer.truncated) for table in tables]",
+        "tables = [cut_off(table, layer.truncated) for table in tables]",
         "tables = [*tables]",
     ),
     Fault(
