@@ -31,7 +31,7 @@ from msgspec import Struct
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.engine.ancestry import ancestors
 from zarr_manifests.engine.bulk_chunks import find_chunks, stream_table
-from zarr_manifests.engine.change_set import ChangeSet, slabs
+from zarr_manifests.engine.change_set import slabs
 from zarr_manifests.engine.differences import delta_of, tables_of
 from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.engine.packs import StagedRef
@@ -227,11 +227,10 @@ def record_zones(
     with workspace.lock:
         node_id = workspace.contents.array_at(path).node_id
         changes = workspace.contents.changes
-        single = changes.chunks.get(node_id, {})
         found: dict[Coords, StoredRef] = {}
         rows: list[int] = []
         for row, coords in enumerate(map(tuple, box.unravel(index).tolist())):
-            ref = _ref(changes, node_id, single, coords)
+            ref = changes.get(node_id, coords)
             if isinstance(ref, StagedRef):
                 ref.at.measured = meaning, bounds, row
             elif ref is not None and not isinstance(ref, Unset):
@@ -242,18 +241,6 @@ def record_zones(
             zones = zones_of_chunks(meaning, table, bounds.take(np.array(rows)))
             if zones is not None:
                 changes.add_zones(node_id, zones)
-
-
-def _ref(
-    changes: ChangeSet, node_id: bytes, single: Mapping[Coords, StoredRef], coords: Coords
-) -> StoredRef | None:
-    """The session's ref of a chunk; None if it has none in memory."""
-    ref = single.get(coords)
-    if ref is None:
-        for rows in reversed(changes.tables.get(node_id, ())):
-            if isinstance(rows, ChunkTable) and (ref := rows.get(coords)) is not None:
-                break
-    return ref
 
 
 # --- the map of an array's chunks ----------------------------------------------------------------
