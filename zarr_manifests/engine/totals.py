@@ -57,9 +57,7 @@ def amounts_of(view: SnapshotView, *, stop: int | None = None) -> dict[bytes, Am
 
     With `stop`, only up to the entry at that position of the read list, exclusive.
     """
-    return _laid_over(
-        _counted(view.pages.counts()), view.base_sequence, view.snapshot.deltas[:stop]
-    )
+    return _laid_over(view.pages.counts(), view.base_sequence, view.snapshot.deltas[:stop])
 
 
 def changes_of(view: SnapshotView) -> dict[bytes, Amount]:
@@ -77,13 +75,11 @@ def changes_of(view: SnapshotView) -> dict[bytes, Amount]:
     }
 
 
-def _counted(counts: Iterable[Count]) -> dict[bytes, Amount]:
-    return {count.node_id: Amount.from_count(count) for count in counts}
-
-
 def _laid_over(
-    found: dict[bytes, Amount], base_sequence: int, entries: Sequence[DeltaEntry]
+    counts: Iterable[Count], base_sequence: int, entries: Sequence[DeltaEntry]
 ) -> dict[bytes, Amount]:
+    """The amounts that a base has counted, with those of later entries laid over them."""
+    found = {count.node_id: Amount.from_count(count) for count in counts}
     for entry in entries:
         if entry.last > base_sequence:
             lay_over(found, entry)
@@ -159,8 +155,8 @@ class Effect(Struct, frozen=True, eq=False):
         if "arrays" not in known:
             known = sums_of(amounts_of(parent), parent.nodes.values())
         touched = _touched(parent, delta, {count.node_id for count in self.counts}, self.paths)
-        amounts = _amounts_among(parent, *touched)
         before, after = (nodes.values() for nodes in touched)
+        amounts = _amounts_among(parent, before)
         gone = sums_of(amounts, before)
         lay_over(amounts, entry)
         return changed_sums(known, gone, sums_of(amounts, after))
@@ -185,14 +181,10 @@ def _touched(
     return before, after | {node.path: node for node in delta.nodes}
 
 
-def _amounts_among(
-    view: SnapshotView, before: Mapping[str, Node], after: Mapping[str, Node]
-) -> dict[bytes, Amount]:
-    """The amounts of the touched nodes; loads no other page."""
-    counts = _counted(view.counts_among(node.node_id for node in before.values()))
-    found = _laid_over(counts, view.base_sequence, view.snapshot.deltas)
-    ids = {node.node_id for node in (*before.values(), *after.values())}
-    return {node_id: amount for node_id, amount in found.items() if node_id in ids}
+def _amounts_among(view: SnapshotView, nodes: Iterable[Node]) -> dict[bytes, Amount]:
+    """The amounts of these nodes, and of others; loads the pages of no others."""
+    counts = view.counts_among(node.node_id for node in nodes)
+    return _laid_over(counts, view.base_sequence, view.snapshot.deltas)
 
 
 def effect_of(
@@ -203,7 +195,7 @@ def effect_of(
     `tables` are the delta's; those that are not in memory are among the objects.
     """
     before, after = _touched(view, delta, {*tables, *delta.truncated})
-    amounts = _amounts_among(view, before, after)
+    amounts = _amounts_among(view, before.values())
     nodes = {node.node_id: node for node in before.values()}
     counts = _Counter(view, nodes, amounts, objects).counts(delta, tables, after.values())
     return Effect(counts, before.keys())
@@ -213,25 +205,17 @@ def sums_after(
     view: SnapshotView, counts: Iterable[Count], sequence: int, entries: Sequence[DeltaEntry]
 ) -> dict[str, int]:
     """The sums for another base (counts and sequence) and read list of the snapshot."""
-    return sums_of(_laid_over(_counted(counts), sequence, entries), view.nodes.values())
+    return sums_of(_laid_over(counts, sequence, entries), view.nodes.values())
 
 
-class _Counter:
+class _Counter(Struct):
     """Computes what a commit on top of a snapshot changes."""
 
-    def __init__(
-        self,
-        view: SnapshotView,
-        nodes: Mapping[bytes, Node],
-        amounts: Mapping[bytes, Amount],
-        objects: ObjectReader,
-    ) -> None:
-        self._view = view
-        self._nodes = nodes
-        self._objects = objects
-        self._at_hand = view.at_hand()
-        self._amounts = amounts
-        self._boxes: dict[bytes, list[Box]] = {}
+    view: SnapshotView
+    nodes: Mapping[bytes, Node]
+    amounts: Mapping[bytes, Amount]
+    objects: ObjectReader
+    boxes: dict[bytes, list[Box]] = {}
 
     def counts(
         self, delta: Delta, tables: Mapping[bytes, Sequence[Rows]], nodes: Iterable[Node]
@@ -242,32 +226,32 @@ class _Counter:
         """
         touched = dict.fromkeys((*tables, *delta.truncated))
         for node in delta.nodes:
-            if node.node_id not in self._nodes and node.node_id in self._amounts:
+            if node.node_id not in self.nodes and node.node_id in self.amounts:
                 touched[node.node_id] = None  # it was there once, and comes back
-        for entry in self._view.snapshot.deltas:
+        for entry in self.view.snapshot.deltas:
             for part in entry.parts():
                 if part.node_id in touched:
-                    self._boxes.setdefault(part.node_id, []).append(part.box)
+                    self.boxes.setdefault(part.node_id, []).append(part.box)
         found = {
             node_id: self._change(node_id, delta.truncated.get(node_id), tables.get(node_id, ()))
             for node_id in touched
         }
         if delta.nodes or delta.deleted:
-            for node_id in self._nodes.keys() - {node.node_id for node in nodes}:
-                if node_id in self._amounts:
+            for node_id in self.nodes.keys() - {node.node_id for node in nodes}:
+                if node_id in self.amounts:
                     found[node_id] = Count(node_id, 0, 0, Counted.WHOLE)
         return tuple(c for c in found.values() if c.chunks or c.nbytes or c.counted)
 
     def _change(self, node_id: bytes, cut: Coords | None, tables: Sequence[Rows]) -> Count:
         boxes = self._all_boxes(node_id)
-        dead = node_id not in self._nodes
+        dead = node_id not in self.nodes
         if cut is not None:
             kept = Box((0,) * len(cut), cut)
             dead = dead or not any(kept.overlaps(box) for box in boxes)
         change = NOTHING if cut is None or dead or self._lies_in(node_id, cut) else _UNSURE
         for rows in tables:
             if not dead and any(box.overlaps(rows.box) for box in boxes):
-                change += self._laid_over(node_id, cut, rows_of(self._objects, rows))
+                change += self._laid_over(node_id, cut, rows_of(self.objects, rows))
             elif isinstance(rows, Spilled):
                 change += Amount(len(rows) - rows.unset, rows.nbytes)
             else:
@@ -291,8 +275,8 @@ class _Counter:
         """For each chunk, whether it existed (0, 1, -1: unknown) and its length (-1: unknown)."""
         there, lengths = np.zeros(len(new), np.int64), np.zeros(len(new), np.int64)
         coords = new.coords()
-        near = self._view.index.locate(node_id, coords) >= 0
-        for box in self._boxes.get(node_id, ()):
+        near = self.view.index.locate(node_id, coords) >= 0
+        for box in self.boxes.get(node_id, ()):
             if box.overlaps(new.box):
                 near |= lies_in(box, coords)
         if cut is not None:
@@ -303,7 +287,7 @@ class _Counter:
         there[near] = 1 if self._is_full(node_id) else _UNKNOWN
         lengths[near] = _UNKNOWN
         with suppress(NotAtHandError, CorruptObjectError):  # readers get the error of damage
-            table = self._at_hand.chunks_at(node_id, due)
+            table = self.view.at_hand().chunks_at(node_id, due)
             rows = np.full(len(due), -1) if table is None else rows_at(table, due)
             there[near] = rows >= 0
             lengths[near] = 0 if table is None else np.where(rows >= 0, table.length[rows], 0)
@@ -311,7 +295,7 @@ class _Counter:
 
     def _is_full(self, node_id: bytes) -> bool:
         """Whether the array has all of its chunks."""
-        amount, meta = self._amounts.get(node_id, NOTHING), self._nodes[node_id].array
+        amount, meta = self.amounts.get(node_id, NOTHING), self.nodes[node_id].array
         grid = Box((), ()) if meta is None else meta.grid
         if not amount.chunks_exact or amount.chunks != grid.size:
             return False
@@ -324,8 +308,8 @@ class _Counter:
 
     def _all_boxes(self, node_id: bytes) -> list[Box]:
         """Boxes around everything stored of the node."""
-        around = self._view.index.around(node_id)
-        boxes = self._boxes.get(node_id, [])
+        around = self.view.index.around(node_id)
+        boxes = self.boxes.get(node_id, [])
         return boxes if around is None else [*boxes, around]
 
 
