@@ -92,11 +92,10 @@ def zones_upload(
     for node_id, each in tables.items():
         here = [rows for rows in each if isinstance(rows, ChunkTable)]
         for zones in zones_of(node_id):
-            still: ZoneTable | None = zones
+            still = np.ones(len(zones), np.bool_)
             if len(here) == len(each):  # else their chunks may be in those that are not in memory
-                still = taken(zones, np.logical_or.reduce([valid(zones, rows) for rows in here]))
-            if still is not None:
-                kept.add_zones(node_id, still)
+                still = np.logical_or.reduce([valid(zones, rows) for rows in here])
+            kept.add_zones(node_id, taken(zones, still))
     packed = [(node, one) for node, some in kept.packed_zones().items() for one in some]
     return Upload.of(keys, "indexes", Zones(tuple(packed)).encode()) if packed else None
 

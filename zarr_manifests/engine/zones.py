@@ -141,7 +141,7 @@ class KnownZones(Struct, frozen=True):
         for zones in chain(self.near(node.node_id, table.box), newer):
             if zones.meaning == meaning.digest and meaning.compares(zones.bounds.low.dtype):
                 kept = taken(zones, valid(zones, table))
-                found += [] if kept is None else [kept]
+                found += [kept] if len(kept) else []
         if not found:
             return None
         whole = merged(found)

@@ -416,22 +416,19 @@ def merged_counts(
     For a node that no longer exists, only a count that says nothing is left is kept: the node may
     come back, and older entries have counted its chunks.
     """
-    found: dict[bytes, Count] = {}
+    found, whole = dict[bytes, Amount](), set[bytes]()
     for entry in entries:
-        if entry.last <= after:
-            continue  # already counted by the base
-        for count in entry.counts:
-            old = found.get(count.node_id)
-            if old is None or count.counted & Counted.WHOLE:
-                found[count.node_id] = count
-                continue
-            whole = old.counted & Counted.WHOLE
-            both = Amount.from_count(old) + Amount.from_count(count)
-            found[count.node_id] = both.to_count(count.node_id, whole)
+        if entry.last > after:  # else the base has counted it
+            lay_over(found, entry)
+            whole |= {count.node_id for count in entry.counts if count.counted & Counted.WHOLE}
+    counts = [
+        amount.to_count(node_id, Counted.WHOLE if node_id in whole else Counted.EXACT)
+        for node_id, amount in found.items()
+    ]
     return tuple(
         count
-        for node_id, count in found.items()
-        if node_id in alive or count == Count(node_id, 0, 0, Counted.WHOLE)
+        for count in counts
+        if count.node_id in alive or count == Count(count.node_id, 0, 0, Counted.WHOLE)
     )
 
 

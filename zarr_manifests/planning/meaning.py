@@ -345,12 +345,10 @@ def valid(zones: ZoneTable, table: ChunkTable | None) -> npt.NDArray[np.bool_]:
     return unchanged(zones.addresses, _addresses(table))
 
 
-def taken(zones: ZoneTable, keep: npt.NDArray[np.bool_]) -> ZoneTable | None:
-    """The entries for which `keep` is true; None if it is for none."""
+def taken(zones: ZoneTable, keep: npt.NDArray[np.bool_]) -> ZoneTable:
+    """The entries for which `keep` is true."""
     if keep.all():
         return zones
-    if not keep.any():
-        return None
     return ZoneTable(zones.meaning, select(zones.addresses, keep), zones.bounds.take(keep))
 
 
@@ -384,11 +382,8 @@ def _alike(zones: ZoneTable) -> tuple[bytes, str, int]:
 
 def in_pages(zones: ZoneTable) -> Iterator[ZoneTable]:
     """The entries in tables of at most `PAGE_ROWS`, in boxes that do not overlap."""
-    if len(zones) <= PAGE_ROWS:
-        yield zones
-        return
     start = 0
-    for part in split(zones.addresses, PAGE_ROWS):
+    for part in split(zones.addresses, PAGE_ROWS) if len(zones) else ():
         stop = start + len(part)
         yield ZoneTable(zones.meaning, part, zones.bounds.take(slice(start, stop)))
         start = stop

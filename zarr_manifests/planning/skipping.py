@@ -315,13 +315,9 @@ def _against(values: npt.NDArray[Any], scalar: Any) -> tuple[_Mask, _Mask]:
         unit = f"{values.dtype.kind}8[{_unit(values.dtype)}]"
         values = values.astype(unit, copy=False).view(np.int64)
     least = math.floor(scalar)
-    limits, none = np.iinfo(values.dtype), np.zeros(len(values), np.bool_)
-    if not limits.min <= least <= limits.max:
-        return none | (least > limits.max), none
-    end = values.dtype.type(least)
     if scalar != least:
-        return values <= end, none
-    return values < end, values == end
+        return values <= least, np.zeros(len(values), np.bool_)
+    return values < least, values == least
 
 
 def _unit(dtype: np.dtype[Any]) -> str:

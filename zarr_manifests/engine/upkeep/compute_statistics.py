@@ -185,6 +185,7 @@ class _Measuring(Struct):
                 chunks, known = chunks + len(due.table), known + int((~due.missing).sum())
                 measured += sum(map(len, due.fresh))
                 beside += due.fresh if due.leaf is None else self._added(node, due.leaf, due.fresh)
+        beside = [one for one in beside if len(one)]
         if beside:
             pages = [(node.node_id, None, page) for page in in_pages(merged(beside))]
             self.new += write_pages(self.context, self.keys, pages)
@@ -201,10 +202,7 @@ class _Measuring(Struct):
         if zones is not None:
             page = node.node_id, leaf.key, zones
             self.new += write_pages(self.context, self.keys, [page])
-        for one in fresh:
-            newer = taken(one, ~valid(one, table))
-            if newer is not None:
-                yield newer
+        yield from (taken(one, ~valid(one, table)) for one in fresh)
 
     def _due(self, array: _MeasuredArray) -> Iterator[_Due]:
         """The chunks of one leaf after the other, and then those of no leaf."""
