@@ -24,7 +24,7 @@ however often they are saved; a manifest never changes, and is garbage until a c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import le, lt
 from typing import Any, Final, TypeGuard
@@ -51,7 +51,7 @@ from zarr_manifests.format.manifest import Manifest, ManifestRef, Node, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.ids import crc32c, lineage_of, object_key, session_of
+from zarr_manifests.ids import crc32c, lineage_of, session_of
 from zarr_manifests.planning.components import Changes, Reads
 from zarr_manifests.planning.meaning import in_pages, like, merged
 from zarr_manifests.planning.merge import (
@@ -566,18 +566,6 @@ class ChangeSet(Struct, eq=False):
         for node_id, refs in self.chunks.items():
             for coords, ref in refs.items():
                 yield node_id, coords, ref
-
-    def chunk_objects(self, sessions: Collection[str]) -> set[str]:
-        """Keys of the chunk objects of these sessions that changed refs point to.
-
-        Without those of spilled refs, which are durable already.
-        """
-        refs = (ref for _, _, ref in self.refs() if isinstance(ref, NativeRef))
-        objects = {(ref.source, ref.number) for ref in refs}
-        found = {object_key("chunks", *each) for each in objects if each[0] in sessions}
-        for table in filter(resident, chain.from_iterable(self.tables.values())):
-            found |= native_keys(table, sessions)
-        return found
 
     def since(self, before: ChangeSet) -> ChangeSet:
         """The changes of this set since `before`, an earlier state of it."""

@@ -61,7 +61,7 @@ from zarr_manifests.format.manifest import Delta, Manifest, Node
 from zarr_manifests.format.records import pack, plain, unpack
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
-from zarr_manifests.ids import COMMIT_ID_BYTES, session_of
+from zarr_manifests.ids import COMMIT_ID_BYTES
 from zarr_manifests.planning.conflict import MarkStep, Txn
 
 
@@ -169,7 +169,7 @@ def _landed(
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
-    pending += [partial(context.storage.sync, due) for due in _due_syncs(changes)]
+    pending += _syncs(context, changes.unsynced)
     parent, placed = view, prepared  # where the last attempt put it, and as it is there
 
     def amended(head: Snapshot) -> tuple[SnapshotView, _Prepared]:
@@ -187,7 +187,8 @@ def _landed(
         on, new = moved.on, moved.changes
         if new is changes:
             return on, made if moved.apart else replace(made, effect=None)
-        pending.extend(partial(context.storage.sync, due) for due in _due_syncs(new))
+        known = {*changes.unsynced}
+        pending.extend(_syncs(context, [key for key in new.unsynced if key not in known]))
         return on, _prepare(context, on, new, keys, request, made.delta.commit_id)
 
     def make(root: Root) -> NextVersion:
@@ -220,15 +221,9 @@ def _landed(
     return landed
 
 
-def _due_syncs(changes: ChangeSet) -> list[Sequence[str]]:
-    """The chunk objects that must be durable, in a few parts to sync in parallel.
-
-    Objects that were overwritten since are left out.
-    """
-    if not changes.unsynced:
-        return []
-    used = changes.chunk_objects({session_of(key) for key in changes.unsynced})
-    return sync_parts([key for key in changes.unsynced if key in used])
+def _syncs(context: Context, keys: Sequence[str]) -> list[Callable[[], object]]:
+    """Calls that make these chunk objects durable, in parallel."""
+    return [partial(context.storage.sync, part) for part in sync_parts(keys)]
 
 
 def _prepare(

@@ -41,7 +41,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import repeat
 from typing import Annotated, Any, Final
@@ -780,12 +780,9 @@ def side_by_side(blob: bytes, kind: Column, offset: Column, length: Column) -> t
     return offset, b"".join([blob[start:stop] for start, stop in pieces])
 
 
-def native_keys(table: ChunkTable, sessions: Collection[str] | None = None) -> set[str]:
-    """Keys of the chunk objects that native rows of the table point to; of all or some sessions."""
+def native_keys(table: ChunkTable) -> set[str]:
+    """Keys of the chunk objects that native rows of the table point to."""
     native = table.kind == RefKind.NATIVE
-    if sessions is not None:
-        wanted = np.array([source in sessions for source in table.sources] or [False])
-        native[native] = wanted[table.source[native]]
     source, number = table.source[native], table.number[native]
     new = np.ones(len(source), np.bool_)  # neighbours lie in one pack: few rows begin another
     new[1:] = (source[1:] != source[:-1]) | (number[1:] != number[:-1])
