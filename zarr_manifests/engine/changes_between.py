@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,7 @@ from zarr_manifests.errors import (
     NotFoundError,
     ObjectNotFoundError,
 )
-from zarr_manifests.format.chunk_table import ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.manifest import Delta, Node
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Branch
@@ -73,8 +73,6 @@ from zarr_manifests.progress import counted
 from zarr_manifests.reports import Diff
 
 type Mode = Literal["log", "net"]
-
-_AT_ONCE: Final = 64
 
 
 def changes_between(
@@ -127,7 +125,6 @@ def commits_between(
 ) -> tuple[list[Commit], BlobRef | None]:
     """The commits, oldest first, and the snapshot before the first of them."""
     stop = None if start is None else snapshot_key(start)
-    commits: list[Commit] = []
     due: list[tuple[str, Snapshot]] = []
     before: BlobRef | None = None
     for ref, snapshot in ancestors(context, end):
@@ -135,9 +132,6 @@ def commits_between(
             before = ref
             break
         due.append((snapshot_id_of(ref.key), snapshot))
-        if len(due) == _AT_ONCE:
-            commits += _loaded(context, due)
-            due = []
         if snapshot.parent is not None and snapshot_id_of(ref.key) == floor:
             raise _expired(start, end, f"the history of the branch begins at {floor}")
     if before is None and start is not None:
@@ -145,17 +139,11 @@ def commits_between(
             f"snapshot {start} is not an ancestor of {snapshot_id_of(end.key)}; give the older "
             "one first"
         )
-    commits += _loaded(context, due)
-    return commits[::-1], before
-
-
-def _loaded(context: ReadContext, due: Sequence[tuple[str, Snapshot]]) -> Iterator[Commit]:
-    """The commits of these snapshots; the manifests that they name exist."""
     loads = [partial(delta_of, context, snapshot) for _, snapshot in due]
     deltas: list[Delta] = context.runtime.parallel(loads)
     manifests = [ref.blob.key for delta in deltas for ref in delta.manifests]
     context.runtime.parallel([partial(context.storage.head, key) for key in manifests])
-    return zip((snapshot_id for snapshot_id, _ in due), deltas, strict=True)
+    return [*zip((snapshot_id for snapshot_id, _ in due), deltas, strict=True)][::-1], before
 
 
 @contextmanager
@@ -284,21 +272,15 @@ class _Array(Struct, frozen=True):
     def shape(self) -> ArrayShape:
         return ArrayShape(self.meta.shape, self.meta.chunk_shape)
 
-    @property
-    def table(self) -> ChunkTable | None:
-        """All chunks that exist."""
-        return self.view.chunks(self.node.node_id)
-
     def there(self, coords: IndexArray) -> npt.NDArray[np.bool_]:
         """Which of these chunks exist."""
         return chunks_there(self.view, self.node.node_id, coords)
 
     def chunks(self, boxes: Iterable[Box] | None = None) -> IndexArray:
         """The chunks that exist: all, or those in any of the boxes, which do not overlap."""
-        if boxes is None:
-            tables = [self.table]
-        else:
-            tables = [self.view.chunks_in(self.node.node_id, box) for box in boxes]
+        view, node_id = self.view, self.node.node_id
+        every = [view.chunks(node_id)] if boxes is None else []
+        tables = [*every, *(view.chunks_in(node_id, box) for box in boxes or ())]
         found = [table.coords() for table in tables if table is not None]
         return np.concatenate([np.empty((0, len(self.meta.shape)), np.int64), *found])
 

@@ -21,6 +21,7 @@ from operator import eq
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import ancestors, floor_below, snapshot_ref
 from zarr_manifests.engine.chunks import ChunkReader
@@ -35,7 +36,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Delta, Manifest
+from zarr_manifests.format.manifest import Delta, Part, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import Root
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
@@ -78,28 +79,17 @@ def listed_since(
 
     It is valid if it has the log of the commit that made `older`, which is unique to that snapshot,
     and after it each commit's own log. Then no snapshot in between has to be read, and logs can be
-    read in one round, or not at all. If there was a compaction in between, the snapshot that it was
-    made of is used, and those after it have entries of their own.
+    read in one round, or not at all.
     """
-    floor_key = None if floor is None else snapshot_key(floor)
-    since: tuple[DeltaEntry, ...] = ()
-    ref: BlobRef | None = newer
-    seen: set[str] = set()
-    while ref is not None and ref.key not in seen:
-        seen.add(ref.key)
-        snapshot = context.objects.load(ref, Snapshot)
-        logs = [entry.log.key for entry in snapshot.deltas]
-        listed = snapshot.log.key in logs[-1:]
-        if not listed and snapshot.kind is not CommitKind.REWRITE:
-            return None
-        if ref.key == older.ref.key or older.snapshot.log.key in logs:
-            at = len(logs) if ref.key == older.ref.key else logs.index(older.snapshot.log.key) + 1
-            since = (*snapshot.deltas[at:], *since)
-            whole = all(entry.first == entry.last for entry in since)
-            return since if whole and _is_above(context, older, floor) else None
-        since = (*snapshot.deltas[-1:], *since) if listed else since
-        ref = snapshot.parent if ref.key != floor_key else None
-    return None
+    tip = context.objects.load(newer, Snapshot)
+    deltas, logs = tip.deltas, [entry.log.key for entry in tip.deltas]
+    if tip.log.key not in logs[-1:] and tip.kind is not CommitKind.REWRITE:
+        return None
+    if older.snapshot.log.key not in logs:
+        return None
+    since = deltas[logs.index(older.snapshot.log.key) + 1 :]
+    whole = all(entry.first == entry.last for entry in since)
+    return since if whole and _is_above(context, older, floor) else None
 
 
 def _is_above(context: ReadContext, older: SnapshotView, floor: str | None) -> bool:
@@ -127,25 +117,18 @@ def delta_of(context: ReadContext, snapshot: Snapshot) -> Delta:
 
 def tables_of(
     context: ReadContext, delta: Delta, wanted: Container[bytes] | None = None
-) -> dict[bytes, tuple[ChunkTable, ...]]:
+) -> dict[bytes, list[ChunkTable]]:
     """The chunks a commit set or unset, by node, for all nodes or those wanted."""
-    tables: dict[bytes, tuple[ChunkTable, ...]] = {}
-    due = [
-        ref
-        for ref in delta.manifests
-        if wanted is None or any(part.node_id in wanted for part in ref.parts)
-    ]
-    loaded = context.objects.load_all([(ref.blob, Manifest) for ref in due])
-    manifests = [(delta.embedded, delta.embedded.directory())]
-    manifests += [(loaded[ref.blob.key], ref.parts) for ref in due]
-    for manifest, named in manifests:
-        if manifest.directory() != named:
-            raise CorruptObjectError("a manifest of a delta has other chunk tables than it says")
-        for part, data in manifest.parts:
-            if wanted is None or part.node_id in wanted:
-                found = manifest.decode(part, data)
-                tables[part.node_id] = (*tables.get(part.node_id, ()), found)
-    return tables
+
+    def is_due(part: Part) -> bool:
+        return wanted is None or part.node_id in wanted
+
+    objects, own = context.objects, delta.embedded
+    due = [(ref, part) for ref in delta.manifests for part in ref.parts if is_due(part)]
+    loaded = objects.load_all(due)
+    found = [(part.node_id, own.decode(part, data)) for part, data in own.parts if is_due(part)]
+    found += [(part.node_id, objects.table(ref, part, loaded)) for ref, part in due]
+    return grouped(found)
 
 
 def logged_changes(
@@ -183,11 +166,32 @@ type Line = list[tuple[BlobRef, Snapshot]]
 
 
 class Parted(Struct, frozen=True):
-    """Two lines of history, newest first, down to the newest snapshot that both have."""
+    """Two lines of history, down to the newest snapshot whose changes both have.
+
+    Parameters
+    ----------
+    left, right : list of tuple
+        The lines, newest first, down to the newest snapshot that both have.
+    at : BlobRef
+        The newest snapshot whose changes both have: that one, or one that was merged since.
+    before : mapping of str to list of str
+        Of each snapshot above that, by key: the keys of its parent and of what it has merged.
+    """
 
     left: Line
     right: Line
     at: BlobRef
+    before: Mapping[str, list[str]] = {}
+
+    def has(self, ref: BlobRef) -> set[str]:
+        """Keys of all snapshots from there on whose changes the snapshot has, itself included."""
+        found, due = {ref.key}, [ref.key]
+        while due:
+            for older in self.before.get(due.pop(), ()):
+                if older not in found:
+                    found.add(older)
+                    due.append(older)
+        return found
 
 
 def parted(context: ReadContext, root: Root, left: BlobRef, right: BlobRef) -> Parted:
@@ -223,61 +227,25 @@ def _walk(
         yield from ((side, at) for at in ancestors(context, ref, floor_below(context, root, ref)))
 
 
-def _add_past(
-    context: ReadContext, root: Root, below: BlobRef, line: Line, before: dict[str, list[str]]
-) -> None:
-    """Add what the snapshots of a line come from, and those of the lines that it has merged.
-
-    By key, it is the keys of the parent and of the merged snapshot; `below` is where lines part.
-    """
-    for ref, snapshot in line:
-        parent = [] if snapshot.parent is None else [snapshot.parent.key]
-        merged = [] if snapshot.merged is None else [snapshot_key(snapshot.merged[0])]
-        before[ref.key] = parent + merged
-    for _, snapshot in line:
-        source = None if snapshot.merged is None else snapshot.merged[0]
-        if source is None or snapshot_key(source) in before:
-            continue
-        try:
-            ref = snapshot_ref(context, source)
-            _add_past(context, root, below, parted(context, root, ref, below).left, before)
-        except SnapshotExpiredError as error:
-            raise HistoryExpiredError(
-                f"snapshot {source}, which {snapshot.snapshot_id} has merged, has expired, so "
-                "which changes both lines have is not known. Repeat the commits with cherry_pick; "
-                "a tag keeps what was merged"
-            ) from error
+def _merged_line(
+    context: ReadContext, root: Root, snapshot: Snapshot, below: BlobRef, known: Container[str]
+) -> Line:
+    """What a snapshot has merged, down to where that line parts from the one of `below`."""
+    assert snapshot.merged is not None  # callers ask of merges
+    source = snapshot.merged[0]
+    if snapshot_key(source) in known:
+        return []
+    try:
+        return parted(context, root, snapshot_ref(context, source), below).left
+    except SnapshotExpiredError as error:
+        raise HistoryExpiredError(
+            f"snapshot {source}, which {snapshot.snapshot_id} has merged, has expired, so "
+            "which changes both lines have is not known. Repeat the commits with cherry_pick; "
+            "a tag keeps what was merged"
+        ) from error
 
 
-class MergeBase(Struct, frozen=True):
-    """The newest snapshot whose changes two lines have, and how far each has come since.
-
-    Parameters
-    ----------
-    at : BlobRef
-        That snapshot.
-    lines : Parted
-        The two lines down to where they part.
-    before : mapping of str to list of str
-        Of each snapshot above that, by key: the keys of its parent and of what it has merged.
-    """
-
-    at: BlobRef
-    lines: Parted
-    before: Mapping[str, list[str]]
-
-    def has(self, ref: BlobRef) -> set[str]:
-        """Keys of all snapshots from there on whose changes the snapshot has, itself included."""
-        found, due = {ref.key}, [ref.key]
-        while due:
-            for older in self.before.get(due.pop(), ()):
-                if older not in found:
-                    found.add(older)
-                    due.append(older)
-        return found
-
-
-def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef) -> MergeBase:
+def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef) -> Parted:
     """The newest snapshot whose changes both have, by parents and by what was merged.
 
     Raises
@@ -288,10 +256,16 @@ def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef)
         If it has expired.
     """
     lines = parted(context, root, ours, theirs)
-    before: dict[str, list[str]] = {}
-    for line in (lines.left, lines.right):
-        _add_past(context, root, lines.at, line, before)
-    known = MergeBase(lines.at, lines, before)
+    due = [*lines.left, *lines.right]
+    before: dict[str, list[str]] = {ref.key: [] for ref, _ in due}
+    while due:
+        ref, snapshot = due.pop()
+        parent = [] if snapshot.parent is None else [snapshot.parent.key]
+        before[ref.key] = parent
+        if snapshot.merged is not None:
+            before[ref.key] = [*parent, snapshot_key(snapshot.merged[0])]
+            due += _merged_line(context, root, snapshot, lines.at, before)
+    known = replace(lines, before=before)
     common = (known.has(ours) & known.has(theirs) & before.keys()) | {lines.at.key}
     newest = common.difference(*(before.get(key, ()) for key in common))
     if len(newest) > 1:
@@ -305,7 +279,7 @@ def merge_base(context: ReadContext, root: Root, ours: BlobRef, theirs: BlobRef)
     (key,) = newest
     if key == lines.at.key:
         return known
-    return MergeBase(snapshot_ref(context, snapshot_id_of(key)), lines, before)
+    return replace(known, at=snapshot_ref(context, snapshot_id_of(key)))
 
 
 # --- the net delta -----------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def combined(
         {**dict.fromkeys(delta.deleted), **{node.path: node for node in delta.nodes}},
         truncated=dict(delta.truncated),
         unsynced=list(later.unsynced),
-        tables=dict(tables_of(context, delta)),
+        tables={node_id: tuple(each) for node_id, each in tables_of(context, delta).items()},
         spill=later.spill,
     )
     for node_id, shape in later.truncated.items():
@@ -640,14 +640,14 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
     tip = context.roots.branch(root, branch)
     head, snapshot, _ = find_kept(context, root, source)
     known = merge_base(context, root, head, tip.head)
-    base, lines = context.open_view(known.at), known.lines
+    base = context.open_view(known.at)
     deltas = deltas_apart(context, root, known.at, head)
     changes = _as_changes(net_changes(context, base, context.open_view(head), deltas))
     _clear_older(changes, context.open_branch(tip))
-    for _, each in reversed(lines.left):
+    for _, each in reversed(known.left):
         take_zones(context, changes, each)
     since = known.has(head) - known.has(tip.head) - {known.at.key}
-    rewrites = {ref.key for ref, each in lines.left if each.kind is CommitKind.REWRITE}
+    rewrites = {ref.key for ref, each in known.left if each.kind is CommitKind.REWRITE}
     return Merging(
         snapshot_id_of(head.key),
         tip,
@@ -655,5 +655,5 @@ def plan_merge(context: Context, root: Root, branch: str, source: str) -> Mergin
         changes,
         len(since - rewrites),
         steps_between(marks_of(context, base.snapshot), marks_of(context, snapshot)),
-        follows=not lines.right and bool(lines.left),
+        follows=not known.right and bool(known.left),
     )
