@@ -253,11 +253,9 @@ class SessionCommits:
                     "again at the session's snapshot, then commit"
                 )
             if tip.head.key != workspace.contents.view.ref.key:
-                if self._relocating is not None:
-                    workspace.flush()
+                workspace.flush()
                 view, changes = workspace.contents.view, workspace.contents.changes
-                moved = put_on_tip(workspace, view, changes, tip, rebasing)
-                workspace.rebase(moved.on, moved.changes)
+                workspace.rebase(*put_on_tip(workspace, view, changes, tip, rebasing))
         return workspace.contents.view.snapshot_id
 
     @contextmanager

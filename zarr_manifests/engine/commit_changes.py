@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from operator import ge, le
 from typing import Any
@@ -46,7 +45,7 @@ from zarr_manifests.engine.landing import (
 from zarr_manifests.engine.metadata import SessionKeys, Upload
 from zarr_manifests.engine.packs import Pack
 from zarr_manifests.engine.rebase import Rebasing, combined, put_on_tip
-from zarr_manifests.engine.totals import Effect, effect_of
+from zarr_manifests.engine.totals import effect_of
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.workspace import UNKNOWN, Workspace
 from zarr_manifests.errors import (
@@ -55,7 +54,6 @@ from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
-    MissingChunkError,
 )
 from zarr_manifests.format.manifest import Delta, Manifest, Node
 from zarr_manifests.format.records import pack, plain, unpack
@@ -100,18 +98,13 @@ class CommitRequest(Struct, frozen=True):
 
 
 class _Prepared(Struct, frozen=True):
-    """An encoded commit; only its snapshot depends on the tip it lands on.
-
-    Its `effect` is known if it was computed on the snapshot it was made on, and all later commits
-    are disjoint from it.
-    """
+    """An encoded commit; only its snapshot depends on the tip it lands on."""
 
     delta: Delta
     uploads: Sequence[Upload]
     kind: CommitKind
     tables: Mapping[bytes, Sequence[Rows]]
     entry: DeltaEntry
-    effect: Effect | None = None
 
 
 def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Landed:
@@ -159,13 +152,8 @@ def _landed(
 ) -> Landed:
     """Commit the changes, without staged chunks among them."""
     context, keys, view = workspace.context, workspace.keys, workspace.contents.view
-    prepared = None
-    if request.amends is None:
-        prepared = _prepare(context, view, changes, keys, request)
-        with suppress(CorruptObjectError, MissingChunkError):  # then it is computed on the tip
-            # Not in the turn.
-            effect = effect_of(prepared.delta, prepared.tables, view, context.objects)
-            prepared = replace(prepared, effect=effect)
+    amends = request.amends
+    prepared = None if amends else _prepare(context, view, changes, keys, request)
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
@@ -183,10 +171,9 @@ def _landed(
 
     def moved_to(tip: Branch, made: _Prepared) -> tuple[SnapshotView, _Prepared]:
         """The opened tip, and the commit as it is on top of it."""
-        moved = put_on_tip(workspace, view, changes, tip, request.rebasing, made.tables)
-        on, new = moved.on, moved.changes
+        on, new = put_on_tip(workspace, view, changes, tip, request.rebasing, made.tables)
         if new is changes:
-            return on, made if moved.apart else replace(made, effect=None)
+            return on, made
         known = {*changes.unsynced}
         pending.extend(_syncs(context, [key for key in new.unsynced if key not in known]))
         return on, _prepare(context, on, new, keys, request, made.delta.commit_id)
@@ -272,9 +259,7 @@ def _place(
     amends, delta, before = request.amends, prepared.delta, parent.snapshot
     tip = before if amends is None else amends.snapshot
     sequence = before.sequence + 1
-    effect = prepared.effect
-    if effect is None:
-        effect = effect_of(delta, prepared.tables, parent, context.objects)
+    effect = effect_of(delta, prepared.tables, parent, context.objects)
     entry = replace(prepared.entry, first=sequence, last=sequence, counts=effect.counts)
     marks, page, more = marks_after(context, tip, request.txn, request.steps, keys)
     snapshot = replace(

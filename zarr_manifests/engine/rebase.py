@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
@@ -73,10 +73,8 @@ from zarr_manifests.planning.components import (
 )
 from zarr_manifests.planning.conflict import (
     LISTED_CHUNKS,
-    Choice,
     MarkStep,
     Policy,
-    Rebased,
     check_policy,
     rebase,
     steps_between,
@@ -160,24 +158,6 @@ def combined(
     return together
 
 
-class Moved(Struct, frozen=True):
-    """Changes, moved onto the tip.
-
-    Parameters
-    ----------
-    on : SnapshotView
-        The tip, opened.
-    changes : ChangeSet
-        The changes as they are there; the same object if nothing in them changes.
-    apart : bool
-        Whether the others are known to have touched no node and none of its chunks.
-    """
-
-    on: SnapshotView
-    changes: ChangeSet
-    apart: bool = False
-
-
 def rebase_changes(
     context: ReadContext,
     view: SnapshotView,
@@ -185,10 +165,11 @@ def rebase_changes(
     changes: ChangeSet,
     rebasing: Rebasing,
     mine: Tables | None = None,
-) -> Moved:
-    """Put the changes made on `view` on top of the tip.
+) -> tuple[SnapshotView, ChangeSet]:
+    """Put the changes made on `view` on top of the tip; the tip, and the changes as they are there.
 
-    `mine` are all of their chunks, in tables that share none, if they are known.
+    If nothing in them changes, they are the same object. `mine` are all of their chunks, in tables
+    that share none, if they are known.
 
     Raises
     ------
@@ -197,59 +178,9 @@ def rebase_changes(
     """
     mine = changes.all_parts() if mine is None else mine
     if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, changes, mine):
-        return Moved(context.open_branch(tip), changes, apart=True)
-    on, moved = _onto(context, view, tip, changes, mine, rebasing)
-    if not moved.dropped and moved.nodes == changes.nodes:
-        return Moved(on, changes)
-    result = replace(changes.copy(), nodes=dict(moved.nodes))
-    for node_id, coords in moved.dropped.items():
-        around, gone = Box.around_coords(coords), set(map(tuple, coords.tolist()))
-        left = [
-            without(changes.rows(rows), coords) if rows.box.overlaps(around) else rows
-            for rows in changes.tables.get(node_id, ())
-        ]
-        refs = result.chunks.pop(node_id, {})
-        result.tables.pop(node_id, None)
-        if kept := {at: ref for at, ref in refs.items() if at not in gone}:
-            result.chunks[node_id] = kept
-        if any(map(len, left)):
-            result.tables[node_id] = tuple(rows for rows in left if len(rows))
-    result.keep_within_budget()
-    return Moved(on, result)
-
-
-def _onto(
-    context: ReadContext,
-    view: SnapshotView,
-    tip: Branch,
-    changes: ChangeSet,
-    mine: Tables,
-    rebasing: Rebasing,
-) -> tuple[SnapshotView, Rebased]:
-    done: dict[bytes, IndexArray] = {}
-    if rebasing.net:
-        on = context.open_branch(tip)
-        ours, theirs, done = _in_the_end(context, view, on, changes, mine, rebasing)
-    else:
-        between = _between(context, view, tip)
-        if not rebasing.allowed:
-            raise ConflictError(
-                "other commits came first, and with rebase=False this one is not rebased onto "
-                "them; nothing was committed. Call session.rebase(), look at the result, and "
-                "commit again",
-                [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
-                *_ends(view, tip),
-            )
-        of_view = view.nodes, view.by_id
-        wanted = {*Changes.of(*of_view, changes.nodes, changes.truncated).nodes, *mine}
-        wanted |= changes.reads.nodes() if rebasing.serializable else set()
-        theirs = logged_changes(context, view, between, wanted)
-        tables = {
-            node_id: [rows_of(context.objects, rows) for rows in parts if _meets(rows, theirs)]
-            for node_id, parts in mine.items()
-        }
-        ours = Changes.of(*of_view, changes.nodes, changes.truncated, tables)
-        on = context.open_branch(tip)
+        return context.open_branch(tip), changes
+    sides = _in_the_end if rebasing.net else _logged
+    on, ours, theirs, done = sides(context, view, tip, changes, mine, rebasing)
     moved = rebase(
         ours,
         theirs,
@@ -267,8 +198,53 @@ def _onto(
             view.snapshot_id,
             on.snapshot_id,
         )
-    both = grouped((*done.items(), *moved.dropped.items()))
-    return on, replace(moved, dropped={node_id: distinct(at) for node_id, at in both.items()})
+    dropped = grouped((*done.items(), *moved.dropped.items()))
+    if not dropped and moved.nodes == changes.nodes:
+        return on, changes
+    result = replace(changes.copy(), nodes=dict(moved.nodes))
+    for node_id, places in dropped.items():
+        coords = distinct(places)
+        around = Box.around_coords(coords)
+        result.chunks.pop(node_id, None)
+        result.tables.pop(node_id, None)
+        for rows in mine[node_id]:
+            left = without(changes.rows(rows), coords) if rows.box.overlaps(around) else rows
+            if len(left):
+                result.put_table(node_id, left)
+    return on, result
+
+
+type _Sides = tuple[SnapshotView, Changes, Changes, dict[bytes, IndexArray]]
+"""The tip, my changes and theirs as far as they matter, and chunks of mine that are no changes."""
+
+
+def _logged(
+    context: ReadContext,
+    view: SnapshotView,
+    tip: Branch,
+    changes: ChangeSet,
+    mine: Tables,
+    rebasing: Rebasing,
+) -> _Sides:
+    """Both sides, by the logs of the commits in between."""
+    between = _between(context, view, tip)
+    if not rebasing.allowed:
+        raise ConflictError(
+            "other commits came first, and with rebase=False this one is not rebased onto them; "
+            "nothing was committed. Call session.rebase(), look at the result, and commit again",
+            [Conflict(ConflictKind.HISTORY, "/", "history", "the branch has moved")],
+            *_ends(view, tip),
+        )
+    of_view = view.nodes, view.by_id
+    wanted = {*Changes.of(*of_view, changes.nodes, changes.truncated).nodes, *mine}
+    wanted |= changes.reads.nodes() if rebasing.serializable else set()
+    theirs = logged_changes(context, view, between, wanted)
+    tables = {
+        node_id: [rows_of(context.objects, rows) for rows in parts if _meets(rows, theirs)]
+        for node_id, parts in mine.items()
+    }
+    ours = Changes.of(*of_view, changes.nodes, changes.truncated, tables)
+    return context.open_branch(tip), ours, theirs, {}
 
 
 def _ends(view: SnapshotView, tip: Branch) -> tuple[str, str]:
@@ -279,16 +255,17 @@ def _ends(view: SnapshotView, tip: Branch) -> tuple[str, str]:
 def _in_the_end(
     context: ReadContext,
     view: SnapshotView,
-    on: SnapshotView,
+    tip: Branch,
     changes: ChangeSet,
     mine: Tables,
     rebasing: Rebasing,
-) -> tuple[Changes, Changes, dict[bytes, IndexArray]]:
-    """My changes, what makes `view` into `on` as far as it matters to them, and what is there.
+) -> _Sides:
+    """Both sides, by what makes `view` into the tip in the end.
 
-    The last are the chunks of mine that `on` has already. They are no changes any more, nor are
-    nodes that both have made from one commit.
+    Chunks of mine that the tip has already are no changes any more, nor are nodes that both have
+    made from one commit.
     """
+    on = context.open_branch(tip)
     was_made = (node for node in changes.nodes.values() if node and node.node_id not in view.by_id)
     twins = {node.path: node for node in was_made if on.nodes.get(node.path) == node}
     base = {**view.nodes, **twins}
@@ -326,7 +303,7 @@ def _in_the_end(
         tables[node_id] = rows_for(now, at[changed])
     paths = base.keys() | on.nodes.keys()
     nodes = {path: on.nodes.get(path) for path in paths if base.get(path) != on.nodes.get(path)}
-    return Changes(ours), Changes.of(base, by_id, nodes, {}, tables), done
+    return on, Changes(ours), Changes.of(base, by_id, nodes, {}, tables), done
 
 
 def _apart(
@@ -395,7 +372,7 @@ def put_on_tip(
     tip: Branch,
     rebasing: Rebasing,
     mine: Tables | None = None,
-) -> Moved:
+) -> tuple[SnapshotView, ChangeSet]:
     """Put the workspace's changes, made on `view`, on top of the tip, if the tip passes its checks.
 
     `changes` are without staged chunks; `mine` are all of their chunks, if they are known.
@@ -420,7 +397,7 @@ def _relocated(
     tip: Branch,
     relocating: Relocating,
     rebasing: Rebasing,
-) -> Moved | None:
+) -> tuple[SnapshotView, ChangeSet] | None:
     """The changes on the tip, with the appends moved.
 
     None if no array was made longer along the dimension by both sides.
@@ -451,10 +428,9 @@ def _relocated(
         there.nodes[move.path] = with_shape(node, tuple(shape))
         _shift(there, move)
     # Their chunks are now beside those of others, like all else that a rebase lets pass.
-    rebased = rebase_changes(context, view, tip, there, rebasing)
-    on, result = rebased.on, rebased.changes
+    on, result = rebase_changes(context, view, tip, there, rebasing)
     uneven = [move for move in moves if move.steps is None]
-    return Moved(on, relocating.rewrite(workspace, on, result, uneven) if uneven else result)
+    return on, relocating.rewrite(workspace, on, result, uneven) if uneven else result
 
 
 def _shift(changes: ChangeSet, move: Relocation) -> None:
@@ -509,9 +485,8 @@ def patch(
         take_zones(context, changes, commit.snapshot)
     try:
         tip = Branch(here.ref, here.snapshot.base)
-        changes = rebase_changes(
-            context, old, tip, changes, Rebasing(net=True, follows=True)
-        ).changes
+        rebasing = Rebasing(net=True, follows=True)
+        _, changes = rebase_changes(context, old, tip, changes, rebasing)
     except ConflictError as error:
         what = "undone" if undo else "repeated"
         raise ConflictError(
@@ -612,16 +587,12 @@ class Merging(Struct, frozen=True):
 def _turned(policy: Policy) -> Policy:
     """The policy of the changes that are put on the branch, given that of the branch."""
     check_policy(policy)
-    words: dict[Choice, Choice] = {"ours": "theirs", "theirs": "ours", "fail": "fail"}
-    if not callable(policy):
-        return words[policy]
 
-    def turned(conflict: Conflict) -> Choice:
-        answer = policy(conflict)
-        known: tuple[object, ...] = tuple(words)
-        return words[answer] if answer in known else answer  # which is refused by who asks
+    def other(answer: Any) -> Any:
+        words = [("ours", "theirs"), ("theirs", "ours")]
+        return next((b for a, b in words if a == answer), answer)
 
-    return turned
+    return (lambda conflict: other(policy(conflict))) if callable(policy) else other(policy)
 
 
 def plan_merge(context: Context, root: Root, branch: str, source: str) -> Merging:
