@@ -37,7 +37,7 @@ from zarr_manifests.engine.ancestry import snapshot_at
 from zarr_manifests.engine.change_set import ChangeSet, Rows
 from zarr_manifests.engine.epochs import admitted
 from zarr_manifests.engine.metadata import SessionKeys, Upload
-from zarr_manifests.engine.refs import mark_of, paged_marks, snapshot_of
+from zarr_manifests.engine.refs import mark_of, marks_of, snapshot_of
 from zarr_manifests.engine.roots import RootAt, opened
 from zarr_manifests.engine.view import BUNDLES, Context, ReadContext, SnapshotView, opening_kind
 from zarr_manifests.engine.zones import KnownZones
@@ -635,15 +635,13 @@ def marks_after(
     if not steps:
         return tip.marks, tip.marks_page, []
     own = moved_marks(tip.marks, steps)
-    gone = {step.app for step in steps if step.version == NO_MARK}
-    page = paged_marks(context, tip).marks if gone or len(own) > MOST_IN_SNAPSHOT else {}
-    left = {app: version for app, version in page.items() if app not in gone}
-    if len(own) > MOST_IN_SNAPSHOT:
-        newest = {step.app for step in steps}
-        left |= {app: version for app, version in own.items() if app not in newest}
-        own = {app: version for app, version in own.items() if app in newest}
-    elif len(left) == len(page):
+    forgets = any(step.version == NO_MARK for step in steps)
+    if len(own) <= MOST_IN_SNAPSHOT and (tip.marks_page is None or not forgets):
         return own, tip.marks_page, []
+    # All but these go to the page.
+    newest, every = {step.app for step in steps}, moved_marks(marks_of(context, tip), steps)
+    own = {app: version for app, version in every.items() if app in newest}
+    left = {app: version for app, version in every.items() if app not in newest}
     if not left:
         return own, None, []
     upload = Upload.of(keys, "pages", MarksPage(left).encode())

@@ -68,8 +68,8 @@ FAULTS = [
     Fault(
         "forgotten-mark-stays-in-its-page",
         "engine/landing.py",
-        "for app, version in page.items() if app not in gone}",
-        "for app, version in page.items()}",
+        "moved_marks(marks_of(context, tip), steps)",
+        "{**marks_of(context, tip), **own}",
     ),
     Fault(
         "revert-overwrites-later-changes",
