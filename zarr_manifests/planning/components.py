@@ -403,8 +403,8 @@ class Changes(Struct, frozen=True):
         was = {before[path].node_id: before[path] for path in changed if path in before}
         now = {node.node_id: node for node in changed.values() if node is not None}
         found = {}
-        written = {node_id for node_id, parts in tables.items() if any(map(len, parts))}
-        for node_id in {*was, *now, *truncated, *written}:
+        written = (node_id for node_id, parts in tables.items() if any(map(len, parts)))
+        for node_id in dict.fromkeys((*was, *now, *truncated, *written)):
             old = was.get(node_id) or by_id.get(node_id)
             untouched = old is not None and old.path not in changed
             new = old if untouched and node_id not in now else now.get(node_id)
@@ -487,7 +487,7 @@ def apart(mine: Mapping[bytes, Sequence[Box]], theirs: Iterable[DeltaEntry]) -> 
 # --- what was read -----------------------------------------------------------------------------
 
 _MOST_CHUNKS: Final = 4096
-_ENCLOSING: Final = ForkSafeLock()
+_NOTING: Final = ForkSafeLock()
 
 
 class Reads(Struct):
@@ -509,24 +509,13 @@ class Reads(Struct):
 
     def note(self, node_id: bytes, coords: Coords) -> None:
         """Record that a chunk was read."""
-        while True:
-            seen = self.chunks.get(node_id)
-            if seen is None:
-                seen = self.chunks.setdefault(node_id, set())
+        with _NOTING:
+            seen = self.chunks.setdefault(node_id, set())
             seen.add(coords)
-            if self.chunks.get(node_id) is seen:  # else `_enclose` may have missed this chunk
-                break
-        if len(seen) > _MOST_CHUNKS and coords:
-            self._enclose(node_id)
-
-    def _enclose(self, node_id: bytes) -> None:
-        with _ENCLOSING:
-            seen = self.chunks.pop(node_id, None)
-            if seen:
-                boxes = [Box.around_coords(np.array(list(seen.copy()), np.int64))]
-                if node_id in self.boxes:
-                    boxes.append(self.boxes[node_id])
-                self.boxes[node_id] = Box.around(boxes)
+            if len(seen) > _MOST_CHUNKS and coords:
+                around = Box.around_coords(np.array(list(seen), np.int64))
+                self.boxes[node_id] = Box.around((around, self.boxes.get(node_id, around)))
+                seen.clear()
 
     def copy(self) -> Reads:
         """A copy that shares nothing mutable."""

@@ -400,36 +400,35 @@ def _below_arrays(mine: Changes, theirs: Changes) -> Iterator[_Found]:
 
 def _beside(mine: Changes, theirs: Changes) -> Iterator[_Found]:
     """They deleted, moved or made something at, above or below what I make, delete or move."""
-    unlike = _unlike(mine, theirs)
+    alike = _alike(mine, theirs)
     for component, ours, others, done in (
         (_N, mine.taken, theirs.left, "was deleted or moved"),
         (_D, mine.left, theirs.taken, "was made"),
         (_D, mine.left, theirs.left, "else was deleted or moved"),
     ):
         reason = f"at, above or below it something {done} by a commit that came first"
-        for path in _related(ours, others, unlike):
+        for path in _related(ours, others, alike):
             yield _in_the_way(ConflictKind.DELETE, path, reason, component)
 
 
-def _unlike(mine: Changes, theirs: Changes) -> set[bytes]:
-    """Ids of nodes, without those that both sides deleted or moved to the same place."""
-    alike = {
+def _alike(mine: Changes, theirs: Changes) -> set[bytes]:
+    """Ids of nodes that both sides deleted or moved to the same place."""
+    return {
         node_id
         for node_id in mine.nodes.keys() & theirs.nodes.keys()
         if mine.nodes[node_id].left is not None
         and mine.nodes[node_id].left == theirs.nodes[node_id].left
         and mine.nodes[node_id].taken == theirs.nodes[node_id].taken
     }
-    return (mine.nodes.keys() | theirs.nodes.keys()) - alike
 
 
 def _related(
-    mine: Mapping[str, bytes], theirs: Mapping[str, bytes], unlike: set[bytes]
+    mine: Mapping[str, bytes], theirs: Mapping[str, bytes], alike: set[bytes]
 ) -> list[str]:
     """My paths at, above or below one of theirs, unless both sides did the same there."""
     below = _at_or_below(theirs, mine)
     pairs = [*_at_or_below(mine, theirs), *((path, other) for other, path in below)]
-    return sorted({a for a, b in pairs if not unlike.isdisjoint((mine[a], theirs[b]))})
+    return sorted({a for a, b in pairs if not alike.issuperset((mine[a], theirs[b]))})
 
 
 def _at_or_below(paths: Iterable[str], others: Iterable[str]) -> Iterator[tuple[str, str]]:
