@@ -10,11 +10,9 @@ import timeit
 import numpy as np
 
 from zarr_manifests.format.chunk_table import (
-    NO_SOURCES,
     ChunkTable,
     RefKind,
     VirtualSource,
-    VirtualSources,
 )
 from zarr_manifests.grid import Box
 
@@ -38,7 +36,7 @@ def table(kind: RefKind, *, dense: bool) -> ChunkTable:
         zeros,
         () if virtual else ("000000000001-" + "ab" * 12,),
         b"",
-        VirtualSources.of(files) if virtual else NO_SOURCES,
+        tuple(files) if virtual else (),
     )
 
 

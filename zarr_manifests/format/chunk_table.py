@@ -41,7 +41,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import repeat
 from typing import Annotated, Any, Final
@@ -249,7 +249,7 @@ class VirtualSource(Struct, frozen=True):
 
 
 class StoredSources(Record, frozen=True):
-    """`VirtualSources` as they are stored."""
+    """Files that virtual refs of a table point into, as they are stored."""
 
     n: RowCount
     names: tuple[str, ...]
@@ -260,166 +260,69 @@ class StoredSources(Record, frozen=True):
     etags: bytes | None = None
 
 
-class VirtualSources(Struct, frozen=True, eq=False):
-    """Files outside the repository, as columns.
-
-    Parameters
-    ----------
-    names : tuple of str
-        Container names; the empty name marks absolute URLs.
-    container : int64[n]
-        Position of each source's container in `names`.
-    paths : tuple of str
-        Path of each source.
-    modified_ms, nbytes : int64[n]
-        Modification time and size of each source; -1 if unknown.
-    etags : tuple of str
-        Etag of each source, empty if unknown; no elements if all are unknown.
+def checked_sources(sources: Iterable[VirtualSource]) -> tuple[VirtualSource, ...]:
+    """These files, as a chunk table has them.
 
     Raises
     ------
     CorruptObjectError
-        If the columns contradict each other, or a path could leave its container.
+        If the name of a container is invalid, or a path could leave its container.
     """
+    sources = tuple(sources)
+    names, paths = {source.container for source in sources}, [source.path for source in sources]
+    try:
+        for name in names - {""}:
+            check_container_name(name)
+    except InvalidArgumentError as error:
+        raise CorruptObjectError(f"virtual sources: {error}") from error
+    # Searching one long text is about a hundred times faster than a loop over paths.
+    text = "/\0/".join(("", *paths, ""))
+    if "" in paths or text.count("\0") != len(paths) + 1:
+        raise CorruptObjectError("virtual sources: a path is empty or contains NUL")
+    climbs = any(names) and ("//" in text or "/./" in text or "/../" in text)
+    if climbs and any(source.container and not is_inside(source.path) for source in sources):
+        raise CorruptObjectError("virtual sources: a path could leave its container")
+    return sources
 
-    names: tuple[str, ...]
-    container: Column
-    paths: tuple[str, ...]
-    modified_ms: Column
-    nbytes: Column
-    etags: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        n = len(self.paths)
-        sound = (
-            len(self.container) == len(self.modified_ms) == len(self.nbytes) == n
-            and len(self.etags) in (0, n)
-            and (not n or int(self.container.max()) < len(self.names))
+def known_numbers(numbers: Iterable[int | None]) -> Column:
+    """The numbers as a column, with -1 for unknown ones."""
+    return np.array([-1 if number is None else number for number in numbers], np.int64)
+
+
+def _packed_sources(sources: Sequence[VirtualSource]) -> dict[str, Any]:
+    """At least one source, as a map for msgpack."""
+    names = {name: i for i, name in enumerate(dict.fromkeys(s.container for s in sources))}
+    packed: dict[str, Any] = {
+        "n": len(sources),
+        "names": list(names),
+        "paths": "\0".join(source.path for source in sources).encode(),
+        "container": encode_column(np.array([names[s.container] for s in sources], np.int64)),
+        "modified": encode_column(known_numbers(s.modified_ms for s in sources) + 1),
+        "size": encode_column(known_numbers(s.nbytes for s in sources) + 1),
+    }
+    if any(source.etag for source in sources):
+        packed["etags"] = "\0".join(source.etag or "" for source in sources).encode()
+    return packed
+
+
+def _parsed_sources(stored: StoredSources) -> tuple[VirtualSource, ...]:
+    """The sources from an untrusted map."""
+    n, names = stored.n, stored.names
+    if not n:
+        raise CorruptObjectError("table.virt: expected at least one source")
+    columns = stored.container, stored.modified, stored.size
+    container, modified, size = (decode_column(one, n, _MOST_NUMBER).tolist() for one in columns)
+    if max(container) >= len(names):
+        raise CorruptObjectError("table.virt: a container has no name")
+    etags = repeat("", n) if stored.etags is None else _texts(stored.etags, n)
+    rows = zip(container, _texts(stored.paths, n), etags, modified, size, strict=True)
+    return checked_sources(
+        VirtualSource(
+            names[at], path, etag or None, ms - 1 if ms else None, nbytes - 1 if nbytes else None
         )
-        if not sound:
-            raise CorruptObjectError("the columns of virtual sources contradict each other")
-        try:
-            for name in self.names:
-                if name:
-                    check_container_name(name)
-        except InvalidArgumentError as error:
-            raise CorruptObjectError(f"virtual sources: {error}") from error
-        # Searching one long text is about a hundred times faster than a loop over paths.
-        text = "/\0/".join(("", *self.paths, ""))
-        relative = [bool(name) for name in self.names]
-        if "" in self.paths or text.count("\0") != n + 1:
-            raise CorruptObjectError("virtual sources: a path is empty or contains NUL")
-        climbs = any(relative) and ("//" in text or "/./" in text or "/../" in text)
-        if climbs and any(
-            relative[c] and not is_inside(path)
-            for c, path in zip(self.container.tolist(), self.paths, strict=True)
-        ):
-            raise CorruptObjectError("virtual sources: a path could leave its container")
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, position: int) -> VirtualSource:
-        modified_ms, nbytes = self.modified_ms.item(position), self.nbytes.item(position)
-        return VirtualSource(
-            self.names[self.container.item(position)],
-            self.paths[position],
-            (self.etags[position] or None) if self.etags else None,
-            modified_ms if modified_ms >= 0 else None,
-            nbytes if nbytes >= 0 else None,
-        )
-
-    def take(self, positions: Column) -> VirtualSources:
-        """The sources at the given positions, in that order."""
-        wanted = positions.tolist()
-        return VirtualSources(
-            self.names,
-            self.container[positions],
-            tuple([self.paths[i] for i in wanted]),
-            self.modified_ms[positions],
-            self.nbytes[positions],
-            tuple([self.etags[i] for i in wanted]) if self.etags else (),
-        )
-
-    @staticmethod
-    def of(sources: Sequence[VirtualSource]) -> VirtualSources:
-        """The table of the given sources."""
-        names: dict[str, int] = {}
-        container = [names.setdefault(source.container, len(names)) for source in sources]
-        known = any(source.etag for source in sources)
-        return VirtualSources(
-            tuple(names),
-            np.array(container, np.int64),
-            tuple(source.path for source in sources),
-            np.array([-1 if s.modified_ms is None else s.modified_ms for s in sources], np.int64),
-            np.array([-1 if s.nbytes is None else s.nbytes for s in sources], np.int64),
-            tuple(source.etag or "" for source in sources) if known else (),
-        )
-
-    @staticmethod
-    def union(tables: Sequence[VirtualSources]) -> tuple[VirtualSources, list[Column]]:
-        """One table of all sources, and the positions in it of each table's sources."""
-        first = next((table for table in tables if len(table)), NO_SOURCES)
-        if all(table is first or not len(table) for table in tables):
-            return first, [np.arange(len(table)) for table in tables]
-        found: dict[tuple[str, str, int, int, str], int] = {}
-        places = [
-            np.array([found.setdefault(key, len(found)) for key in table._keys()], np.int64)
-            for table in tables
-        ]
-        containers, paths, modified, nbytes, etags = zip(*found, strict=True)
-        names = {name: i for i, name in enumerate(dict.fromkeys(containers))}
-        union = VirtualSources(
-            tuple(names),
-            np.array([names[name] for name in containers], np.int64),
-            paths,
-            np.array(modified, np.int64),
-            np.array(nbytes, np.int64),
-            etags if any(etags) else (),
-        )
-        return union, places
-
-    def _keys(self) -> Iterator[tuple[str, str, int, int, str]]:
-        """All fields of each source, as plain tuples, which compare faster."""
-        return zip(
-            [self.names[i] for i in self.container.tolist()],
-            self.paths,
-            self.modified_ms.tolist(),
-            self.nbytes.tolist(),
-            self.etags or repeat("", len(self)),
-            strict=True,
-        )
-
-    def pack(self) -> dict[str, Any]:
-        """As a map for msgpack; needs at least one source."""
-        packed: dict[str, Any] = {
-            "n": len(self),
-            "names": list(self.names),
-            "paths": "\0".join(self.paths).encode(),
-            "container": encode_column(self.container),
-            "modified": encode_column(self.modified_ms + 1),
-            "size": encode_column(self.nbytes + 1),
-        }
-        if self.etags:
-            packed["etags"] = "\0".join(self.etags).encode()
-        return packed
-
-    @classmethod
-    def parse(cls, stored: StoredSources) -> VirtualSources:
-        """From an untrusted map that `pack` made."""
-        n = stored.n
-        if not n:
-            raise CorruptObjectError("table.virt: expected at least one source")
-        columns = stored.container, stored.modified, stored.size
-        container, modified, size = (decode_column(one, n, _MOST_NUMBER) for one in columns)
-        return cls(
-            stored.names,
-            container,
-            _texts(stored.paths, n),
-            modified - 1,
-            size - 1,
-            () if stored.etags is None else _texts(stored.etags, n),
-        )
+        for at, path, etag, ms, nbytes in rows
+    )
 
 
 def _texts(data: bytes, n: int) -> tuple[str, ...]:
@@ -429,10 +332,6 @@ def _texts(data: bytes, n: int) -> tuple[str, ...]:
         return tuple(data.decode().split("\0"))
     except UnicodeDecodeError as error:
         raise CorruptObjectError("table.virt: not UTF-8") from error
-
-
-_NONE: Final = np.zeros(0, np.int64)
-NO_SOURCES: Final = VirtualSources((), _NONE, (), _NONE, _NONE)
 
 
 # --- chunk tables -------------------------------------------------------------------------------
@@ -562,7 +461,7 @@ class ChunkTable(Struct, frozen=True, eq=False):
         Session ids.
     inline : bytes
         Bytes of the inline chunks, in row order.
-    virtual : VirtualSources
+    virtual : tuple of VirtualSource
         Files that virtual refs point into.
 
     Raises
@@ -581,7 +480,7 @@ class ChunkTable(Struct, frozen=True, eq=False):
     crc32c: Column
     sources: tuple[str, ...]
     inline: bytes
-    virtual: VirtualSources = NO_SOURCES
+    virtual: tuple[VirtualSource, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.kind)
@@ -683,8 +582,8 @@ class ChunkTable(Struct, frozen=True, eq=False):
         packed["src"] = self.sources
         if self.inline:
             packed["inl"] = self.inline
-        if len(self.virtual):
-            packed["virt"] = self.virtual.pack()
+        if self.virtual:
+            packed["virt"] = _packed_sources(self.virtual)
         if len(self):
             columns = self.columns()
             stored = {**columns, "offset": _gaps(columns)}
@@ -703,7 +602,7 @@ class ChunkTable(Struct, frozen=True, eq=False):
         box, n = Box(stored.lo, stored.hi), stored.n
         if not n:
             return cls.build(box, np.zeros(0, np.int64), [])
-        virtual = NO_SOURCES if stored.virt is None else VirtualSources.parse(stored.virt)
+        virtual = () if stored.virt is None else _parsed_sources(stored.virt)
         index = decode_column(stored.col["index"], n) if "index" in stored.col else None
         return cls(box, index, **_rows(stored), sources=stored.src, virtual=virtual)
 
@@ -757,7 +656,7 @@ class ChunkTable(Struct, frozen=True, eq=False):
             **columns,
             sources=tuple(numbers),
             inline=b"".join(inline),
-            virtual=VirtualSources.of(list(files)) if files else NO_SOURCES,
+            virtual=checked_sources(files) if files else (),
         )
 
 

@@ -313,9 +313,7 @@ def _identified(table: ChunkTable) -> npt.NDArray[np.bool_]:
     known: npt.NDArray[np.bool_] = table.kind != RefKind.UNSET
     virtual = table.kind == RefKind.VIRTUAL
     if virtual.any():
-        dated = table.virtual.modified_ms >= 0
-        if table.virtual.etags:
-            dated |= np.array(table.virtual.etags) != ""
+        dated = np.array([file.is_dated for file in table.virtual], np.bool_)
         known &= ~virtual | dated[np.where(virtual, table.source, 0)] | (table.number == 1)
     return known
 

@@ -20,11 +20,10 @@ from msgspec.structs import replace
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import (
     LEAF_ROWS,
-    NO_SOURCES,
     TABLE_ROWS,
     ChunkTable,
     RefKind,
-    VirtualSources,
+    VirtualSource,
     repeated,
     side_by_side,
 )
@@ -104,15 +103,8 @@ def pick(table: ChunkTable, coords: IndexArray) -> ChunkTable:
 
 def without_unused_sessions(table: ChunkTable) -> ChunkTable:
     """The same rows, without session ids that no row refers to."""
-    native = table.kind == RefKind.NATIVE
-    used = np.unique(table.source[native])
-    if len(used) == len(table.sources):
-        return table
-    place = np.zeros(len(table.sources), np.int64)
-    place[used] = np.arange(len(used))
-    source = table.source.copy()
-    source[native] = place[source[native]]
-    return replace(table, source=source, sources=tuple(table.sources[i] for i in used.tolist()))
+    source, sources = _used(RefKind.NATIVE, table.kind, table.source, table.sources)
+    return table if sources is table.sources else replace(table, source=source, sources=sources)
 
 
 def without(table: ChunkTable, coords: IndexArray) -> ChunkTable:
@@ -207,7 +199,7 @@ def _sliced(table: ChunkTable, rows: slice) -> ChunkTable:
     if table.inline:
         return _gather([table], table.box, index, np.arange(rows.start, rows.stop))
     kind = table.kind[rows]
-    source, virtual = _used_files(kind, table.source[rows], table.virtual)
+    source, virtual = _used(RefKind.VIRTUAL, kind, table.source[rows], table.virtual)
     columns = (table.number[rows], table.offset[rows], table.length[rows], table.crc32c[rows])
     at = None if len(index) == table.box.size else index
     return ChunkTable(table.box, at, kind, source, *columns, table.sources, b"", virtual)
@@ -456,18 +448,13 @@ def same_rows(a: ChunkTable, b: ChunkTable) -> bool:
 
 def aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
     """Both tables with the same numbering of sessions and files."""
-    if new.sources == old.sources and not len(new.virtual) and not len(old.virtual):
-        return new, old
-    sessions = tuple(dict.fromkeys((*new.sources, *old.sources)))
-    place = {session: i for i, session in enumerate(sessions)}
-    virtual, places = VirtualSources.union((new.virtual, old.virtual))
-
-    def moved(table: ChunkTable, files: npt.NDArray[np.int64]) -> ChunkTable:
-        mapping = np.array([place[session] for session in table.sources], np.int64)
-        source = _placed(table, mapping, files)
-        return replace(table, source=source, sources=sessions, virtual=virtual)
-
-    return moved(new, places[0]), moved(old, places[1])
+    sessions, places = _united([new.sources, old.sources])
+    virtual, files = _united([new.virtual, old.virtual])
+    one, other = (
+        replace(table, source=_placed(table, *each), sources=sessions, virtual=virtual)
+        for table, *each in zip((new, old), places, files, strict=True)
+    )
+    return one, other
 
 
 def _unset(table: ChunkTable) -> ChunkTable:
@@ -504,12 +491,8 @@ def _gather(
 
     Without `rows`, all rows in order.
     """
-    sources: dict[str, int] = {}
-    mappings = [
-        np.array([sources.setdefault(source, len(sources)) for source in table.sources], np.int64)
-        for table in tables
-    ]
-    virtual, places = VirtualSources.union([table.virtual for table in tables])
+    sources, mappings = _united([table.sources for table in tables])
+    virtual, places = _united([table.virtual for table in tables])
 
     def column(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         values = {_constant(column) for column in columns}
@@ -524,7 +507,7 @@ def _gather(
     kind, length, offset = named("kind"), named("length"), named("offset")
     placed = zip(tables, mappings, places, strict=True)
     source = column([_placed(table, *both) for table, *both in placed])
-    source, virtual = _used_files(kind, source, virtual)
+    source, virtual = _used(RefKind.VIRTUAL, kind, source, virtual)
     inline = b""
     if any(table.inline for table in tables):
         starts = np.cumsum([0, *(len(table.inline) for table in tables[:-1])])
@@ -543,7 +526,7 @@ def _gather(
         offset,
         length,
         named("crc32c"),
-        tuple(sources),
+        sources,
         inline,
         virtual,
     )
@@ -578,22 +561,37 @@ def _placed(
     return np.asarray(places[table.source])
 
 
-def _used_files(
-    kind: npt.NDArray[np.int64], source: npt.NDArray[np.int64], virtual: VirtualSources
-) -> tuple[npt.NDArray[np.int64], VirtualSources]:
-    """The rows' sources and the files, without files that no row uses."""
-    if not len(virtual):
-        return source, virtual
-    is_virtual = kind == RefKind.VIRTUAL
-    everywhere = bool(is_virtual.all())
-    used = np.zeros(len(virtual), np.bool_)
-    used[source if everywhere else source[is_virtual]] = True
+def _united[T: (str, VirtualSource)](
+    names: Sequence[tuple[T, ...]],
+) -> tuple[tuple[T, ...], list[npt.NDArray[np.int64]]]:
+    """Sessions or files of several tables, each once, and the positions of each table's in them."""
+    first = next((each for each in names if each), ())
+    if all(each is first or not each for each in names):
+        return first, [np.arange(len(each)) for each in names]
+    found: dict[T, int] = {}
+    places = [
+        np.array([found.setdefault(name, len(found)) for name in each], np.int64) for each in names
+    ]
+    return tuple(found), places
+
+
+def _used[T: (str, VirtualSource)](
+    of: RefKind,
+    kind: npt.NDArray[np.int64],
+    source: npt.NDArray[np.int64],
+    names: tuple[T, ...],
+) -> tuple[npt.NDArray[np.int64], tuple[T, ...]]:
+    """The rows' sources and the sessions or files, without those that no row of the kind uses."""
+    if not names:
+        return source, names
+    mine = kind == of
+    rows = slice(None) if mine.all() else mine
+    used = np.zeros(len(names), np.bool_)
+    used[source[rows]] = True
     if used.all():
-        return source, virtual
-    if not used.any():
-        return source, NO_SOURCES
-    place = np.cumsum(used) - 1
-    moved = place[source] if everywhere else source.copy()
-    if not everywhere:
-        moved[is_virtual] = place[source[is_virtual]]
-    return moved, virtual.take(np.flatnonzero(used))
+        return source, names
+    if used.any():
+        moved = source.copy()
+        moved[rows] = (np.cumsum(used) - 1)[source[rows]]
+        source = moved
+    return source, tuple([names[i] for i in np.flatnonzero(used).tolist()])

@@ -315,7 +315,7 @@ class ResolvedChunks(Struct, frozen=True, eq=False):
         kind, (source, objects) = table.kind.astype(np.uint8), locate(table)
         locations = [object_key("chunks", table.sources[at], n) for at, n in objects.tolist()]
         if (kind == RefKind.VIRTUAL).any():
-            locations += [table.virtual[i].location for i in range(len(table.virtual))]
+            locations += [file.location for file in table.virtual]
         known = (kind == RefKind.NATIVE) | ((kind == RefKind.VIRTUAL) & (table.number == 1))
         checksum = np.where(known, table.crc32c, -1)
         offset, length, inline = np.ascontiguousarray(table.offset), table.length, table.inline

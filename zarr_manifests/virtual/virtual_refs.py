@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -39,9 +40,10 @@ from zarr_manifests.format.chunk_table import (
     RefKind,
     VirtualRef,
     VirtualSource,
-    VirtualSources,
     bound_etag,
     bound_of,
+    checked_sources,
+    known_numbers,
 )
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import crc32c
@@ -120,21 +122,17 @@ class VirtualRefs(Struct, frozen=True, eq=False):
             return VirtualRefs(empty, (), none, none, none, (), none, none, none, none)
         rows = table.kind == RefKind.VIRTUAL
         files = table.virtual
-        known = [files[i] for i in range(len(files))]
         return VirtualRefs(
             table.coords()[rows],
-            tuple(containers.url_of(file) for file in known),
+            tuple(containers.url_of(file) for file in files),
             table.source[rows],
             table.offset[rows],
             table.length[rows],
-            tuple(file.tag for file in known),
-            files.modified_ms.copy(),
-            files.nbytes.copy(),
+            tuple(file.tag for file in files),
+            known_numbers(file.modified_ms for file in files),
+            known_numbers(file.nbytes for file in files),
             np.where(table.number[rows] == 1, table.crc32c[rows], -1),
-            np.array(
-                [-1 if (since := file.unchanged_since_ms) is None else since for file in known],
-                np.int64,
-            ),
+            known_numbers(file.unchanged_since_ms for file in files),
         )
 
 
@@ -199,7 +197,7 @@ def table_of(
         np.maximum(crc, 0),
         (),
         b"",
-        files if len(used) == len(files) else files.take(used),
+        files if len(used) == len(files) else tuple([files[i] for i in used.tolist()]),
     )
 
 
@@ -253,7 +251,7 @@ def _files(
     modified: npt.ArrayLike | None,
     sizes: npt.ArrayLike | None,
     unchanged_since: npt.ArrayLike | None,
-) -> VirtualSources:
+) -> tuple[VirtualSource, ...]:
     if isinstance(locations, str):
         raise InvalidArgumentError("locations must be a sequence of URLs, not one string")
     n = len(locations)
@@ -274,13 +272,14 @@ def _files(
         bounds = [bound_etag(ms) if ms >= 0 else "" for ms in since]
         texts = [tag or bound for tag, bound in zip(texts, bounds, strict=True)]
     names, container, paths = containers.locate_all(locations)
-    return VirtualSources(
-        names,
-        container,
-        paths,
-        _column("modified", _ms(modified), n, -1, _MOST_OFFSET),
-        _column("sizes", sizes, n, -1, _MOST_OFFSET),
-        tuple(texts) if any(texts) else (),
+    times = _column("modified", _ms(modified), n, -1, _MOST_OFFSET).tolist()
+    nbytes = _column("sizes", sizes, n, -1, _MOST_OFFSET).tolist()
+    rows = zip(container.tolist(), paths, texts or repeat("", n), times, nbytes, strict=True)
+    return checked_sources(
+        VirtualSource(
+            names[at], path, tag or None, ms if ms >= 0 else None, size if size >= 0 else None
+        )
+        for at, path, tag, ms, size in rows
     )
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from zarr_manifests.errors import CorruptObjectError, ManifestsError, UnsupportedFormatError
-from zarr_manifests.format.chunk_table import COLUMNS, NO_SOURCES, ChunkTable, RefKind
+from zarr_manifests.format.chunk_table import COLUMNS, ChunkTable, RefKind
 from zarr_manifests.format.manifest import Block, Manifest, ManifestRef
 from zarr_manifests.format.records import HEADER_BYTES, STORED, BlobRef, ObjectKind, frame
 from zarr_manifests.grid import Box
@@ -45,7 +45,7 @@ def table(rows: int, *, sparse: bool = False) -> ChunkTable:
         np.where(inline, 0, rng.integers(0, 2**32, rows)),
         (new_session_id(1, rng.bytes(12)),),
         rng.bytes(24 * int(inline.sum())),
-        NO_SOURCES,
+        (),
     )
 
 

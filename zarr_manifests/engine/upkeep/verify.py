@@ -523,7 +523,7 @@ def _check_newest(context: ReadContext, archived: dict[int, Root], found: _Findi
 
 
 def _add_unguarded(found: _Findings, table: ChunkTable) -> None:
-    files = [table.virtual[i] for i in range(len(table.virtual))]
+    files = table.virtual
     loose = np.array([not file.is_dated for file in files], np.bool_)
     if loose.any():
         rows = np.flatnonzero(table.kind == RefKind.VIRTUAL)
