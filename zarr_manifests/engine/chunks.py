@@ -29,7 +29,7 @@ Invariants:
 
 - Every caller gets its own bytes (fewer only at the end of the object), or the error of the request
   that contained its range. Errors of other requests do not affect it.
-- Cancelling one caller does not affect the others. A request that nobody waits for is cancelled.
+- Cancelling one caller does not affect the others.
 - State is per event loop and turn: loops of different threads neither wait for each other nor share
   requests.
 """
@@ -37,7 +37,7 @@ Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -62,7 +62,6 @@ from zarr_manifests.ids import crc32c
 from zarr_manifests.storage.protocol import (
     REMOTE_CAPABILITIES,
     Capabilities,
-    RangeRequest,
     ReadsInto,
     coalesce,
 )
@@ -78,6 +77,28 @@ SPARE: Final = 0.15
 """What may be fetched in vain from a remote storage, as a share of what is wanted."""
 
 
+class _Span(NamedTuple):
+    """A request that has begun, and where its bytes begin."""
+
+    task: asyncio.Task[bytes]
+    start: int
+
+    @classmethod
+    def begun(cls, read: Coroutine[Any, Any, bytes], start: int) -> _Span:
+        """A request in the running event loop."""
+        import asyncio
+
+        task = asyncio.get_running_loop().create_task(read)
+        task.add_done_callback(_noted)
+        return cls(task, start)
+
+
+def _noted(task: asyncio.Task[bytes]) -> None:
+    """Take note of an error of a request, else the event loop complains if nobody has."""
+    if not task.cancelled():
+        task.exception()
+
+
 class _Turn[K: Hashable](Struct, eq=False):
     """Ranges asked for in two turns of the loop, by key."""
 
@@ -86,19 +107,11 @@ class _Turn[K: Hashable](Struct, eq=False):
 
 
 class _Asked(Struct, eq=False):
-    """A range, and the future its caller waits for."""
+    """A range, and the request that it is part of, once that has begun."""
 
     start: int
     length: int
-    answer: asyncio.Future[bytes]
-    request: _Request | None = None
-
-
-class _Request(Struct, eq=False):
-    """One request, and the number of callers that wait for it."""
-
-    task: asyncio.Task[None]
-    waiting: int
+    span: asyncio.Future[_Span]
 
 
 class CoalescedReads[K: Hashable]:
@@ -113,7 +126,7 @@ class CoalescedReads[K: Hashable]:
     """
 
     def __init__(
-        self, read: Callable[[K, int, int], Awaitable[bytes]], capabilities: Capabilities
+        self, read: Callable[[K, int, int], Coroutine[Any, Any, bytes]], capabilities: Capabilities
     ) -> None:
         self._read = read
         self._gap_bytes = capabilities.gap_bytes
@@ -131,55 +144,26 @@ class CoalescedReads[K: Hashable]:
             loop.call_soon(loop.call_soon, self._end, turn)  # when the next turn ends
         asked = _Asked(start, length, loop.create_future())
         turn.asked.setdefault(key, []).append(asked)
-        try:
-            return await asked.answer
-        except asyncio.CancelledError:
-            request = asked.request
-            if request is not None:
-                request.waiting -= 1
-                if not request.waiting:
-                    request.task.cancel()
-            raise
+        span = await asked.span
+        data = await asyncio.shield(span.task)  # who is cancelled cancels no others
+        at = start - span.start
+        return data[at : at + length]
 
     def _end(self, turn: _Turn[K]) -> None:
         if getattr(self._here, "turn", None) is turn:
             self._here.turn = None
         for key, all_asked in turn.asked.items():
-            asked = [one for one in all_asked if not one.answer.done()]  # skip cancelled ones
-            plans = coalesce(
+            asked = [one for one in all_asked if not one.span.done()]  # skip cancelled ones
+            for plan in coalesce(
                 [one.start for one in asked],
                 [one.length for one in asked],
                 gap_bytes=self._gap_bytes,
                 span_bytes=self._span_bytes,
                 spare=SPARE,
-            )
-            for plan in plans:
-                members = [asked[i] for i in plan.members]
-                task = turn.loop.create_task(self._fetch(key, plan, members))
-                request = _Request(task, len(members))
-                for one in members:
-                    one.request = request
-
-    async def _fetch(self, key: K, plan: RangeRequest, members: list[_Asked]) -> None:
-        import asyncio
-
-        try:
-            data = await self._read(key, plan.start, plan.length)
-        except BaseException as error:
-            for one in members:
-                if one.answer.done():
-                    continue
-                if isinstance(error, asyncio.CancelledError):
-                    one.answer.cancel()
-                else:
-                    one.answer.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        for one in members:
-            if not one.answer.done():
-                at = one.start - plan.start
-                one.answer.set_result(data[at : at + one.length])
+            ):
+                span = _Span.begun(self._read(key, plan.start, plan.length), plan.start)
+                for i in plan.members:
+                    asked[i].span.set_result(span)
 
 
 # --- bytes ahead --------------------------------------------------------------------------------
@@ -211,9 +195,6 @@ class BytesAhead:
 
     def fetch(self, refs: Iterable[NativeRef | VirtualRef]) -> None:
         """Begin to fetch these chunks, up to `MOST_BYTES` of them, in the running event loop."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
         by_object: dict[tuple[str, int] | VirtualSource, list[NativeRef | VirtualRef]] = {}
         nbytes = 0
         for ref in refs:
@@ -232,9 +213,8 @@ class BytesAhead:
                 spare=SPARE,
             ):
                 first = chunks[request.members[0]]
-                task = loop.create_task(self._read(first, request.start, request.length))
-                task.add_done_callback(_noted)
-                span = _Span(task, request.start)
+                read = self._read(first, request.start, request.length)
+                span = _Span.begun(read, request.start)
                 window.update(dict.fromkeys((chunks[i] for i in request.members), span))
         self._older, self._newest = self._newest, window
 
@@ -254,19 +234,6 @@ class BytesAhead:
             return None  # who asks for a chunk reads it, and gets the error
         data, at = task.result(), ref.offset - span.start
         return memoryview(data)[at : at + ref.length] if len(data) >= at + ref.length else None
-
-
-class _Span(NamedTuple):
-    """One request, and where its bytes begin."""
-
-    task: asyncio.Task[bytes]
-    start: int
-
-
-def _noted(task: asyncio.Task[bytes]) -> None:
-    """Take note of an error of a request, else the event loop complains that nobody has."""
-    if not task.cancelled():
-        task.exception()
 
 
 # --- chunks -------------------------------------------------------------------------------------
