@@ -157,7 +157,7 @@ def _landed(
     pending: list[Callable[[], object]] = [
         partial(pack.write, context.storage, durable=True) for pack in packs
     ]
-    pending += _syncs(context, changes.unsynced)
+    pending += [partial(context.storage.sync, due) for due in sync_parts(changes.unsynced)]
     parent, placed = view, prepared  # where the last attempt put it, and as it is there
 
     def amended(head: Snapshot) -> tuple[SnapshotView, _Prepared]:
@@ -174,8 +174,7 @@ def _landed(
         on, new = put_on_tip(workspace, view, changes, tip, request.rebasing, made.tables)
         if new is changes:
             return on, made
-        known = {*changes.unsynced}
-        pending.extend(_syncs(context, [key for key in new.unsynced if key not in known]))
+        pending.extend(partial(context.storage.sync, due) for due in sync_parts(new.unsynced))
         return on, _prepare(context, on, new, keys, request, made.delta.commit_id)
 
     def make(root: Root) -> NextVersion:
@@ -206,11 +205,6 @@ def _landed(
     )
     assert landed is not None  # it lands, or raises
     return landed
-
-
-def _syncs(context: Context, keys: Sequence[str]) -> list[Callable[[], object]]:
-    """Calls that make these chunk objects durable, in parallel."""
-    return [partial(context.storage.sync, part) for part in sync_parts(keys)]
 
 
 def _prepare(
