@@ -24,7 +24,8 @@ touch are checked at the snapshot before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from functools import partial
 from itertools import batched, chain, pairwise
 from typing import Any
@@ -46,16 +47,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Base, Bundle, Delta, Manifest, NodeKind, Part, grouped
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.format.root import (
-    ALL,
-    ROOT_KEY,
-    LogEntry,
-    Page,
-    Root,
-    archive_key,
-    checked,
-    pulled,
-)
+from zarr_manifests.format.root import ALL, ROOT_KEY, Page, Root, archive_key, checked, pulled
 from zarr_manifests.format.snapshot import (
     HistoryEntry,
     HistoryPage,
@@ -196,6 +188,16 @@ class _Findings(Struct):
     def add(self, key: str, error: BaseException | str) -> None:
         self.problems.setdefault(key, Problem(key, str(error)))
 
+    @contextmanager
+    def noting(self, key: str, causes: Iterable[str] = ()) -> Iterator[None]:
+        """Record the error that ends the block, unless a problem with one of `causes` caused it."""
+        try:
+            yield
+        except (ManifestsError, ValueError) as error:
+            if self.problems.keys().isdisjoint(causes):
+                missing = isinstance(error, ObjectNotFoundError)
+                self.add(key, f"{key} is referenced and not there" if missing else error)
+
 
 def verify(context: ReadContext, run: Run = map) -> VerifyReport:
     """Read everything that can be reached, and report what is wrong; `run` reads chunks."""
@@ -220,15 +222,13 @@ def _has_changed(context: ReadContext, root: Root) -> bool:
 
 def _root(context: ReadContext, found: _Findings) -> Root | None:
     """The current root; None, with a problem recorded, if it cannot be read."""
-    try:
+    with found.noting(ROOT_KEY):
         root = Root.from_object(context.storage.get_tagged(ROOT_KEY).data)
-    except ManifestsError as error:
-        found.add(ROOT_KEY, error)
-        return None
-    found.objects += 1
-    if root.repository_id != context.repository_id:
-        found.add(ROOT_KEY, "the root is of another repository")
-    return root
+        found.objects += 1
+        if root.repository_id != context.repository_id:
+            found.add(ROOT_KEY, "the root is of another repository")
+        return root
+    return None
 
 
 def _look(context: ReadContext, root: Root | None, found: _Findings) -> tuple[int, int, int]:
@@ -273,13 +273,11 @@ def _check_closure(
         if isinstance(value, Snapshot | HistoryPage):
             histories.append((link.ref, value))
         paged.note(link, value)
-        try:
+        with found.noting(link.ref.key):
             _check_alone(value)
             for table in tables(value):
                 found.ranges.add(table)
                 _add_unguarded(found, table)
-        except (ManifestsError, ValueError) as error:
-            found.add(link.ref.key, error)
     paged.check(context, found)
     snapshots = [(ref, value) for ref, value in histories if isinstance(value, Snapshot)]
     for ref, snapshot in counted("checking snapshots", snapshots):
@@ -304,11 +302,9 @@ def _check_history(
             (entry,) = unpacked_entries([value.entry(ref).pack()])
             own[entry.pointer] = entry
     for ref, value in histories:
-        try:
+        told: Sequence[HistoryEntry] = ()
+        with found.noting(ref.key):
             told = unpacked_entries(value.history.recent)
-        except CorruptObjectError as error:
-            found.add(ref.key, error)
-            continue
         newest = value.parent if isinstance(value, Snapshot) else None
         if told and newest is not None and told[-1].pointer != SnapshotPointer.of(newest):
             found.add(ref.key, f"{ref.key} is wrong about its newest ancestor")
@@ -324,14 +320,10 @@ def _check_counters(
     by_key = {ref.key: snapshot for ref, snapshot in snapshots}
     for ref, snapshot in counted("counting chunks", snapshots):
         parent = by_key.get(snapshot.parent.key) if snapshot.parent is not None else None
-        try:
+        with found.noting(ref.key, found.problems):
             wrong = wrong_counters(context.open_view(ref), parent)
-        except ManifestsError as error:
-            if not found.problems:  # else one of these problems causes it
-                found.add(ref.key, error)
-            continue
-        if wrong:
-            found.add(ref.key, "; ".join(wrong))
+            if wrong:
+                found.add(ref.key, "; ".join(wrong))
 
 
 def _snapshots(context: ReadContext, whole: Root, found: _Findings) -> Iterator[BlobRef]:
@@ -352,19 +344,14 @@ def _snapshots(context: ReadContext, whole: Root, found: _Findings) -> Iterator[
 def _load(context: ReadContext, found: _Findings, link: Link) -> Any:
     """The object as stored; None, with a problem recorded, if it is not what it should be."""
     ref = link.ref
-    try:
+    with found.noting(ref.key):
         data = context.storage.get(ref.key, 0, ref.length + 1)
         if ref.copy is not None and ref.copy != data:
             found.add(ref.key, f"{ref.key} and a copy of it differ")
         value = link.kind.from_object(data, ref)
         link.check(value)
-    except ObjectNotFoundError:
-        found.add(ref.key, f"{ref.key} is referenced and not there")
-        return None
-    except ManifestsError as error:
-        found.add(ref.key, error)
-        return None
-    return value
+        return value
+    return None
 
 
 def _check_alone(value: Any) -> None:
@@ -399,11 +386,8 @@ class _PagedBases(Struct):
         """Check the pages of each base, and that together they list each manifest in full."""
         for ref, base in self.bases:
             pages = BasePages(context.objects, base, ref)
-            try:
+            with found.noting(ref.key, [link.blob.key for link in pages.links()]):
                 self._check(ref, base, pages)
-            except ManifestsError as error:
-                if not any(link.blob.key in found.problems for link in pages.links()):
-                    found.add(ref.key, error)
 
     def _check(self, ref: BlobRef, base: Base, pages: BasePages) -> None:
         nodes = [node for page in pages.pages() for node in page.nodes]
@@ -428,7 +412,7 @@ def _check_snapshot(
     context: ReadContext, found: _Findings, ref: BlobRef, snapshot: Snapshot
 ) -> None:
     """Check its log, and what it says about its deltas and bundles."""
-    try:
+    with found.noting(ref.key, [snapshot.log.key]):
         snapshot.check_repository(ref.key, context.repository_id)
         delta_of(context, snapshot)
         for entry in snapshot.deltas:
@@ -441,9 +425,6 @@ def _check_snapshot(
                 held = context.objects.load(bundle, Bundle)
                 if entry.opened({bundle.key: held}) != delta:
                     raise CorruptObjectError(f"{bundle.key} has another {entry.log.key}")
-    except ManifestsError as error:
-        if snapshot.log.key not in found.problems:
-            found.add(ref.key, error)
 
 
 def _check_pages(context: ReadContext, root: Root, found: _Findings) -> Root | None:
@@ -453,10 +434,8 @@ def _check_pages(context: ReadContext, root: Root, found: _Findings) -> Root | N
     for at, ref in enumerate(root.pages):
         page = _load(context, found, Link(ref.blob, Page))
         found.objects += 1
-        try:
+        with found.noting(ref.blob.key):
             read += [] if page is None else [checked(root, at, page)]
-        except CorruptObjectError as error:
-            found.add(ref.blob.key, error)
     return None if len(found.problems) > before else pulled(root, read, ALL)
 
 
@@ -473,14 +452,12 @@ def _check_archives(context: ReadContext, root: Root | None, found: _Findings) -
     versions = archived_versions(context.storage)
 
     def load(version: int) -> Root | None:
-        key = archive_key(version)
-        try:
-            return context.roots.archived(version)
-        except ObjectNotFoundError as error:
-            if root is None or version >= _first_kept(root):
-                found.add(key, error)
-        except ManifestsError as error:
-            found.add(key, error)
+        with found.noting(archive_key(version)):
+            try:
+                return context.roots.archived(version)
+            except ObjectNotFoundError:
+                if root is None or version >= _first_kept(root):
+                    raise
         return None
 
     calls = (partial(load, version) for version in versions)
@@ -494,13 +471,10 @@ def _check_log(root: Root, archived: dict[int, Root], found: _Findings) -> None:
     """Check that every operation has left an archive that no collection removed."""
     # Before the first collection, older ones may have been removed by hand.
     first = _first_kept(root) if root.collected else min(archived, default=root.version)
-    entries: dict[int, LogEntry] = {}
-    for one in (*archived.values(), root):
-        if one.version <= root.version:
-            entries.update((entry.version, entry) for entry in one.log)
-    for version in entries:
+    made = {entry.version for one in (*archived.values(), root) for entry in one.log}
+    for version in sorted(made - archived.keys()):
         key = archive_key(version)
-        if first <= version < root.version and version not in archived:
+        if first <= version < root.version:
             found.add(key, f"{key} is missing: version {version} made an operation")
     versions = sorted(v for v in archived if v <= root.version)
     for older, newer in pairwise(versions):
