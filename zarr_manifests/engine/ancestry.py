@@ -69,7 +69,6 @@ from zarr_manifests.format.manifest import Base, Bundle, Delta, Manifest, Manife
 from zarr_manifests.format.records import MAX_SNAPSHOT_BYTES, BlobRef
 from zarr_manifests.format.root import Branch, Lease, LogEntry, Root
 from zarr_manifests.format.snapshot import (
-    Ancestor,
     History,
     HistoryEntry,
     HistoryPage,
@@ -98,14 +97,7 @@ def ancestors(
     context: ReadContext, start: BlobRef, floor: str | None = None
 ) -> Iterator[tuple[BlobRef, Snapshot]]:
     """The snapshot and those before it, newest first, down to the one with the id `floor`."""
-    return counted(FOLLOWING, _walk(context, start, floor, Snapshot))
-
-
-def ages(
-    context: ReadContext, start: BlobRef, floor: str | None = None
-) -> Iterator[tuple[BlobRef, Snapshot | Ancestor]]:
-    """Like `ancestors`, but faster: it decodes only what gives a snapshot's age and parent."""
-    return counted(FOLLOWING, _walk(context, start, floor, Ancestor))
+    return counted(FOLLOWING, _walk(context, start, floor))
 
 
 def entries(
@@ -142,9 +134,9 @@ def _circular(ref: BlobRef) -> CorruptObjectError:
 
 
 def _walk(
-    context: ReadContext, start: BlobRef, floor: str | None, kind: type[Snapshot | Ancestor]
-) -> Iterator[tuple[BlobRef, Any]]:
-    """The snapshots, or what `kind` has of them.
+    context: ReadContext, start: BlobRef, floor: str | None
+) -> Iterator[tuple[BlobRef, Snapshot]]:
+    """Walk to the beginning, or the floor.
 
     Far away, several are fetched in a round, twice as many as in the round before. What a snapshot
     says about its ancestors tells which.
@@ -154,18 +146,14 @@ def _walk(
     ref: BlobRef | None = start
     seen: set[str] = set()
     told: Iterator[BlobRef] = iter(())
-    fetched: dict[BlobRef, Snapshot | Ancestor] = {}
+    fetched: dict[BlobRef, Snapshot] = {}
     alone, count = _BEGINS, _FIRST
-
-    def is_here(ref: BlobRef) -> bool:
-        return any(objects.has(ref, one) for one in (Snapshot, Ancestor))
-
     while ref is not None:
         if ref.key in seen:
             raise _circular(ref)
         seen.add(ref.key)
-        found = fetched.pop(ref.bare(), None) or objects.recall(ref, Snapshot)
-        if not (found or objects.storage.capabilities.inline or is_here(ref)):
+        found = fetched.pop(ref.bare(), None)
+        if not (found or objects.storage.capabilities.inline or objects.has(ref, Snapshot)):
             alone -= 1
             if alone < 0:
                 due = [*islice(told, count)]
@@ -173,14 +161,14 @@ def _walk(
                     found = objects.load(ref, Snapshot)
                     runs = ancestor_runs(context, found, floor)
                     refs = (entry.pointer.ref for run in runs for entry in run)
-                    told = (each for each in refs if not is_here(each))
+                    told = (each for each in refs if not objects.has(each, Snapshot))
                     count = _FIRST
                     due = [*islice(told, count)]
                 with suppress(ManifestsError):  # each is loaded again when it is due
-                    loaded = objects.load_all([(each, kind) for each in due])
+                    loaded = objects.load_all([(each, Snapshot) for each in due])
                     fetched = {each: loaded[each.key] for each in due}
                 count = min(2 * count, _MOST)
-        snapshot = found or fetched.pop(ref.bare(), None) or objects.load(ref, kind)
+        snapshot = found or fetched.pop(ref.bare(), None) or objects.load(ref, Snapshot)
         yield ref, snapshot
         ref = snapshot.parent if ref.key != last else None
 
@@ -650,7 +638,7 @@ def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
     # All snapshots in history, with the floor of a history they are in.
     floors: dict[str, str | None] = {}
     for start, floor in starts(context, root):
-        for older, _ in ages(context, start, floor):
+        for older, _ in ancestors(context, start, floor):
             floors.setdefault(older.key, floor)
     found = _in_a_version_since(context, root, snapshot_id)
     if found is None:
@@ -662,7 +650,7 @@ def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
             "write its data in a new commit. Otherwise a clone or a backup may have it"
         )
     at, snapshot, floor = found
-    for older, _ in ages(context, at, floor):
+    for older, _ in ancestors(context, at, floor):
         if older.key in floors:
             return at, snapshot, floors[older.key]
     # Every branch has a floor once anything has expired, and what has expired stays so.

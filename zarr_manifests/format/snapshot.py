@@ -597,21 +597,3 @@ class Snapshot(MetadataObject, frozen=True, rename=_NAMES):
                 "object from a backup"
             )
         return found
-
-
-class Ancestor(MetadataObject, frozen=True, rename={"written_ms": "at_ms"}):
-    """The parent and time of a snapshot, decoded in a fraction of the time.
-
-    Parameters
-    ----------
-    written_ms : int
-        Time of the commit, in milliseconds since 1970 UTC.
-    parent : BlobRef or None
-        The previous snapshot; None for the first.
-    """
-
-    written_ms: TimeMs
-    parent: BlobRef | None = None
-
-    _KIND = ObjectKind.SNAPSHOT
-    _PACKED = "deltas"

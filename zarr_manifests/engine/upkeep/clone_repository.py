@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from zarr_manifests.engine.ancestry import Link, ages, follow, has_expired, tables
+from zarr_manifests.engine.ancestry import Link, ancestors, follow, has_expired, tables
 from zarr_manifests.engine.create import check_outside, keep_reserve
 from zarr_manifests.engine.metadata import Objects, create_or_find, create_own, is_there
 from zarr_manifests.engine.refs import DEFAULT_BRANCH
@@ -159,7 +159,7 @@ class _Clone:
         known = set[str]()
         if self.there is not None and self.whole is not None:
             for mine in self.whole.branches.values():
-                known |= {ref.key for ref, _ in ages(self.there, mine.head, mine.floor)}
+                known |= {ref.key for ref, _ in ancestors(self.there, mine.head, mine.floor)}
         self._copy(history, branches, known)
         self._write_root(branches, tags)
         self.storage.delete_many([CLONING_KEY])
@@ -203,7 +203,7 @@ class _Clone:
 
     def _branch(self, name: str, tip: Branch, history: dict[str, BlobRef]) -> Branch:
         """The branch as the clone will have it; the snapshots it needs are added to `history`."""
-        line = [ref for ref, _ in ages(self.context, tip.head, tip.floor)]
+        line = [ref for ref, _ in ancestors(self.context, tip.head, tip.floor)]
         ids = [snapshot_id_of(ref.key) for ref in line]
         mine = None if self.whole is None else self.whole.branches.get(name)
         floor = ids[-1] if self.expired else None
@@ -242,7 +242,7 @@ class _Clone:
                 found[name] = ref
         for ref in found.values():
             floor = snapshot_id_of(ref.key) if self.expired else None
-            for older, _ in ages(self.context, ref, floor):
+            for older, _ in ancestors(self.context, ref, floor):
                 if older.key in history:
                     break
                 history[older.key] = older
@@ -252,7 +252,7 @@ class _Clone:
         """The floor of a branch of the clone if nothing more expires there."""
         if mine.floor is not None or self.there is None or not self.expired:
             return mine.floor
-        *_, (oldest, _) = ages(self.there, mine.head, None)
+        *_, (oldest, _) = ancestors(self.there, mine.head, None)
         return snapshot_id_of(oldest.key)
 
     # --- copying -----------------------------------------------------------------------------

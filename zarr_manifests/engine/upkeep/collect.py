@@ -48,7 +48,6 @@ from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import (
     Link,
-    ages,
     ancestors,
     archived_versions,
     entries,
@@ -371,7 +370,7 @@ def _line(
 ) -> list[Aged]:
     """The history of a branch, newest first; what leaves it is read only if it may be leased."""
     line: list[Aged] = []
-    for ref, snapshot in ages(context, branch.head, branch.floor):
+    for ref, snapshot in ancestors(context, branch.head, branch.floor):
         if line and not (leased or retention.keeps(len(line), snapshot.written_ms)):
             found = entries(context, ref, branch.floor)
             return line + [Aged(one.snapshot_id, one.written_ms) for one in found]
