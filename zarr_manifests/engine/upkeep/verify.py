@@ -35,7 +35,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import Link, archived_versions, follow, live_snapshots, tables
-from zarr_manifests.engine.base_pages import BasePages
+from zarr_manifests.engine.base_pages import BasePages, index_of
 from zarr_manifests.engine.differences import delta_of
 from zarr_manifests.engine.totals import amounts_of
 from zarr_manifests.engine.view import ReadContext, SnapshotView
@@ -45,7 +45,15 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
-from zarr_manifests.format.manifest import Base, Bundle, Delta, Manifest, NodeKind, Part, grouped
+from zarr_manifests.format.manifest import (
+    Base,
+    Bundle,
+    Delta,
+    Manifest,
+    ManifestRef,
+    NodeKind,
+    Part,
+)
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.root import ALL, ROOT_KEY, Page, Root, archive_key, checked, pulled
 from zarr_manifests.format.snapshot import (
@@ -274,7 +282,8 @@ def _check_closure(
             histories.append((link.ref, value))
         paged.note(link, value)
         with found.noting(link.ref.key):
-            _check_alone(value)
+            if isinstance(value, Base):
+                _check_leaves(value.manifests)
             for table in tables(value):
                 found.ranges.add(table)
                 _add_unguarded(found, table)
@@ -354,19 +363,11 @@ def _load(context: ReadContext, found: _Findings, link: Link) -> Any:
     return None
 
 
-def _check_alone(value: Any) -> None:
-    if not isinstance(value, Base):
-        return
-    parts = chain.from_iterable(manifest.parts for manifest in value.manifests)
-    boxes = grouped((part.node_id, part.box) for part in parts)
-    for held in boxes.values():
-        held.sort(key=lambda box: (box.lo[:1], box.hi[:1]))
-        for i, box in enumerate(held):
-            for other in held[i + 1 :]:
-                if other.lo[:1] >= box.hi[:1] and box.ndim:
-                    break
-                if box.overlaps(other):
-                    raise CorruptObjectError(f"leaves of a node overlap: {box} and {other}")
+def _check_leaves(manifests: Sequence[ManifestRef]) -> None:
+    index = index_of(manifests)
+    for part in chain.from_iterable(manifest.parts for manifest in manifests):
+        if len(index.placed_in(part.node_id, part.box)) > 1:
+            raise CorruptObjectError(f"leaves of a node overlap at {part.box}")
 
 
 class _PagedBases(Struct):
@@ -401,7 +402,7 @@ class _PagedBases(Struct):
         if any(pages.large(part.node_id) for manifest in refs for part in manifest.parts):
             raise CorruptObjectError(f"{ref.key}: leaves of a large array in two kinds of pages")
         manifests = pages.manifests()
-        _check_alone(Base((), manifests, base.sequence))
+        _check_leaves(manifests)
         for manifest in manifests:
             held = self.tables.get(manifest.blob.key, manifest.parts)
             if sorted(map(part_order, held)) != sorted(map(part_order, manifest.parts)):
