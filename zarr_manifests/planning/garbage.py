@@ -206,18 +206,13 @@ def _key(table: ChunkTable, number: int) -> str:
     return object_key("chunks", table.sources[number // _NUMBERS], number % _NUMBERS)
 
 
-def _places(table: ChunkTable, rows: Column, known: dict[str, int]) -> Column:
-    """For each row a number for its object, by key; new objects are added to those known."""
+def _ranges(table: ChunkTable, rows: Column, known: dict[str, int]) -> Rows:
+    """For each row a number for its object, by key, and its range; new objects become known."""
     numbers, which = np.unique(_objects(table, rows), return_inverse=True)
     places = [known.setdefault(_key(table, number), len(known)) for number in numbers.tolist()]
-    return np.array(places, np.int64)[which]
-
-
-def _ranges(table: ChunkTable, rows: Column, known: dict[str, int]) -> Rows:
-    """The number of the object, offset, length and checksum of each of these native rows."""
-    columns = (table.offset[rows], table.length[rows], table.crc32c[rows])
-    at = _places(table, rows, known)
-    return np.stack([at, *(column.astype(np.int64) for column in columns)], axis=1)
+    at = np.array(places, np.int64)[which]
+    columns = (at, table.offset[rows], table.length[rows], table.crc32c[rows])
+    return np.stack(columns, axis=1, dtype=np.int64)
 
 
 class ChunkRanges(Struct):
@@ -332,11 +327,6 @@ def parts[T](
         weight += more
     if part:
         yield part
-
-
-def by_bytes(ranges: Iterable[Range], most_bytes: int) -> Iterator[list[Range]]:
-    """Split the ranges, in order, into parts of at most `most_bytes`, or of one range."""
-    return parts(ranges, lambda one: one.length, most_bytes)
 
 
 class PackMoves:

@@ -48,7 +48,6 @@ from zarr_manifests.planning.garbage import (
     PackMoves,
     Range,
     Use,
-    by_bytes,
     due_packs,
     parts,
     rows_of,
@@ -72,6 +71,7 @@ _ABREAST: Final = 8
 """Packs that are read, and then written, in parallel."""
 _ATTEMPTS: Final = 10
 _NAMED: Final = 5
+_length: Final = attrgetter("length")
 
 
 def repack_chunks(
@@ -218,7 +218,7 @@ class _Repacking(Struct):
         """Write the chunks into new packs; return how many were."""
         context, pack_bytes = self.context, self.context.config.pack_bytes
         steps, count = [], 0
-        for step in by_bytes(moves.ranges, _ABREAST * pack_bytes):
+        for step in parts(moves.ranges, _length, _ABREAST * pack_bytes):
             # Two packs in a row are larger than one may be, so there cannot be more of them.
             most = 2 * (sum(one.length for one in step) // pack_bytes) + 1
             keys = tuple(self.keys.next("chunks") for _ in range(most))
@@ -291,18 +291,18 @@ type _Read = tuple[list[tuple[Range, bytes]], list[tuple[Range, str]]]
 
 def _copy_step(storage: Storage, runtime: Runtime, step: _Step) -> _Copied:
     """Write the chunks of one step into new packs."""
-    parts = [
+    due = [
         part
         for _, of_one in groupby(step.ranges, attrgetter("key"))
-        for part in by_bytes(list(of_one), step.pack_bytes)
+        for part in parts(of_one, _length, step.pack_bytes)
     ]
-    read: list[_Read] = runtime.parallel([partial(_read, storage, part) for part in parts])
+    read: list[_Read] = runtime.parallel([partial(_read, storage, part) for part in due])
     data = {one.at: chunk for found, _ in read for one, chunk in found}
     damaged = [one for _, lost in read for one in lost]
     whole = sorted((r for r in step.ranges if r.at in data), key=lambda r: r.at)
     calls: list[Callable[[], None]] = []
     placed: list[tuple[int, int, int]] = []
-    packs = [*by_bytes(whole, step.pack_bytes)]
+    packs = [*parts(whole, _length, step.pack_bytes)]
     for key, packed in zip(step.keys[: len(packs)], packs, strict=True):
         number, offset = int(key.rpartition("/")[2]), 0
         for one in packed:
