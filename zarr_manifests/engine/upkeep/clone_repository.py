@@ -129,10 +129,12 @@ class _Clone:
 
     Attributes
     ----------
-    there : ReadContext or None
-        The clone; None before it has a root.
-    whole : Root or None
-        The root of the clone with all of its refs.
+    there : ReadContext
+        The clone.
+    whole : Root
+        The root of the clone with all of its refs; one without any before it has a root.
+    is_new : bool
+        Whether the clone has no root yet.
     expired : bool
         Whether anything has expired in the source or the clone, so that every branch has a floor.
     copied : list of int
@@ -143,23 +145,23 @@ class _Clone:
     source: Root
     storage: Storage
     roots: Roots
-    there: ReadContext | None = None
-    whole: Root | None = None
+    there: ReadContext = field(init=False)
+    whole: Root = field(init=False)
+    is_new: bool = False
     expired: bool = False
     copied: list[int] = field(default_factory=list)
 
     def run(self) -> CloneReport:
         """Copy what is not there, then write the root."""
         self._look()
-        self.expired = any(has_expired(root) for root in (self.source, self.whole) if root)
+        self.expired = has_expired(self.source) or has_expired(self.whole)
         history: dict[str, BlobRef] = {}
         tips = sorted(self.source.branches.items())
         branches = {name: self._branch(name, tip, history) for name, tip in tips}
         tags = self._tags(history)
         known = set[str]()
-        if self.there is not None and self.whole is not None:
-            for mine in self.whole.branches.values():
-                known |= {ref.key for ref, _ in ancestors(self.there, mine.head, mine.floor)}
+        for mine in self.whole.branches.values():
+            known |= {ref.key for ref, _ in ancestors(self.there, mine.head, mine.floor)}
         self._copy(history, branches, known)
         self._write_root(branches, tags)
         self.storage.delete_many([CLONING_KEY])
@@ -181,23 +183,33 @@ class _Clone:
                 f"{storage.url} cannot put-if-absent and compare-and-swap, so no repository can be "
                 "made there; choose a local disk or a storage that can"
             )
+        self.there = ReadContext.unshared(own, storage, runtime, self.source.config)
         if not is_there(storage, ROOT_KEY):
             _begin(storage, own)
+            self.is_new, self.whole = True, self._first_root()
             return
-        objects, at = Objects(storage, runtime), self.roots.read()
-        if at.root.repository_id != own:
+        root = self.roots.read().root
+        if root.repository_id != own:
             raise AlreadyExistsError(
-                f"another repository, {at.root.repository_id}, is at {storage.url}; choose an "
+                f"another repository, {root.repository_id}, is at {storage.url}; choose an "
                 "empty place"
             )
-        self.roots.share(objects, own)
-        there = ReadContext.unshared(own, storage, runtime, at.root.config)
-        if _is_collecting(there, at.root):
+        self.roots.share(Objects(storage, runtime), own)
+        if _is_collecting(self.there, root):
             raise ConflictError(
                 f"a garbage collection at {storage.url} has begun and not ended, and may delete "
                 "what is copied. Wait for it, or run garbage_collect() there if it was interrupted"
             )
-        self.there, self.whole = there, self.roots.whole(at.root)
+        self.whole = self.roots.whole(root)
+
+    def _first_root(self) -> Root:
+        """A root without refs; leases, claims and log are not those of the source."""
+        source, runtime = self.source, self.context.runtime
+        version, now_ms = source.version + _AHEAD, runtime.now_ms()
+        operation, features = runtime.random_bytes(16), source.features
+        facts = source.repository_id, version, operation, now_ms, source.config
+        entry = LogEntry(version, now_ms, _OPERATION, "", "", operation, runtime.who())
+        return Root(*facts, fence=version, features=features).with_log(entry)
 
     # --- which snapshots ---------------------------------------------------------------------
 
@@ -205,7 +217,7 @@ class _Clone:
         """The branch as the clone will have it; the snapshots it needs are added to `history`."""
         line = [ref for ref, _ in ancestors(self.context, tip.head, tip.floor)]
         ids = [snapshot_id_of(ref.key) for ref in line]
-        mine = None if self.whole is None else self.whole.branches.get(name)
+        mine = self.whole.branches.get(name)
         floor = ids[-1] if self.expired else None
         if mine is None:
             branch = replace(tip, epoch=0, floor=floor)
@@ -228,17 +240,15 @@ class _Clone:
 
     def _tags(self, history: dict[str, BlobRef]) -> dict[str, BlobRef]:
         """The tags that the clone does not have yet; their snapshots are added to `history`."""
-        gone = () if self.whole is None else self.whole.deleted
-        there = {} if self.whole is None else self.whole.tags
         found: dict[str, BlobRef] = {}
         for name, ref in self.source.tags.items():
-            mine = there.get(name)
+            mine = self.whole.tags.get(name)
             if mine is not None and mine.key != ref.key:
                 raise ConflictError(
                     f"tag {name!r} of {self.storage.url} names another snapshot than the tag here; "
                     "delete one of them, or clone to an empty place"
                 )
-            if mine is None and TAGS + name not in gone:
+            if mine is None and TAGS + name not in self.whole.deleted:
                 found[name] = ref
         for ref in found.values():
             floor = snapshot_id_of(ref.key) if self.expired else None
@@ -250,7 +260,7 @@ class _Clone:
 
     def _floor(self, mine: Branch) -> str | None:
         """The floor of a branch of the clone if nothing more expires there."""
-        if mine.floor is not None or self.there is None or not self.expired:
+        if mine.floor is not None or not self.expired:
             return mine.floor
         *_, (oldest, _) = ancestors(self.there, mine.head, None)
         return snapshot_id_of(oldest.key)
@@ -282,15 +292,13 @@ class _Clone:
 
     def _complete(self) -> set[str]:
         """Keys of the metadata that the clone's heads lead to, so that all it names is there."""
-        there, whole, seen = self.there, self.whole, set[str]()
-        if there is None or whole is None:
-            return seen
+        there, seen = self.there, set[str]()
 
         def load(link: Link) -> Any:
             ends = link.kind in (Manifest, Zones, HistoryPage)
             return None if ends else there.objects.load(link.ref, link.kind)
 
-        branches = whole.branches.values()
+        branches = self.whole.branches.values()
         heads = {branch.head.key: branch.head for branch in branches}
         for _ in follow(there.runtime, heads, branches, load, seen, "looking at the clone"):
             pass
@@ -333,32 +341,6 @@ class _Clone:
     def _write_root(self, branches: Mapping[str, Branch], tags: Mapping[str, BlobRef]) -> None:
         """Write the first root of the clone, or swap in the next."""
         source, roots, before = self.source, self.roots, self.whole
-        if before is None:
-            runtime, version = self.context.runtime, source.version + _AHEAD
-            operation, now_ms = runtime.random_bytes(16), runtime.now_ms()
-            entry = LogEntry(version, now_ms, _OPERATION, "", "", operation, runtime.who())
-            # Leases, claims and counters of the source are not those of its clone.
-            root = Root(
-                source.repository_id,
-                version,
-                operation,
-                now_ms,
-                source.config,
-                branches,
-                tags,
-                source.deleted,
-                (entry,),
-                fence=version,
-                metadata=source.metadata,
-                features=source.features,
-            )
-            if roots.install(root.with_copies({}, DEFAULT_BRANCH), None) is None:
-                raise ConflictError(
-                    f"another process has made the repository at {self.storage.url} meanwhile; "
-                    "clone again"
-                )
-            keep_reserve(self.storage)
-            return
         known = {name: branch.head.key for name, branch in before.branches.items()}
 
         def change(root: Root) -> Root:
@@ -387,4 +369,12 @@ class _Clone:
                 metadata={**whole.metadata, **source.metadata},
             )
 
-        roots.update(change, _OPERATION, "", "", _SWAPS)
+        if not self.is_new:
+            roots.update(change, _OPERATION, "", "", _SWAPS)
+            return
+        if roots.install(change(before).with_copies({}, DEFAULT_BRANCH), None) is None:
+            raise ConflictError(
+                f"another process has made the repository at {self.storage.url} meanwhile; clone "
+                "again"
+            )
+        keep_reserve(self.storage)

@@ -86,7 +86,7 @@ FAULTS = [
     Fault(
         "a-clone-begins-during-a-collection",
         "engine/upkeep/clone_repository.py",
-        "if _is_collecting(there, at.root):",
+        "if _is_collecting(self.there, root):",
         "if False:",
     ),
     Fault(
