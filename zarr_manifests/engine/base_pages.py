@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from operator import itemgetter
@@ -41,6 +41,9 @@ _parent: Final = itemgetter(slice(2))
 """What the order of paths begins with: whether it is an opaque entry, and the parent path."""
 
 
+_FIRST: Final = path_order("")
+_LAST: Final = (True, chr(0x10FFFF), "")
+"""Not after any path, and after all of them."""
 _NONE: Final[Mapping[str, None]] = {}
 
 
@@ -104,22 +107,28 @@ def _above(directory: str) -> str:
     return directory[: directory.rfind("/", 0, -1) + 1]
 
 
-class NodeMaps(Struct, frozen=True, dict=True):
-    """Nodes by path and by id; never changed."""
+class NodesPage(Struct, frozen=True, dict=True):
+    """A page of nodes, or a base without pages of nodes; its nodes by path and by id."""
 
+    base: Base
     by_path: Mapping[str, Node]
     by_id: Mapping[bytes, Node]
 
     @classmethod
-    def of(cls, nodes: Iterable[Node]) -> NodeMaps:
-        """The maps of these nodes."""
-        by_path = {node.path: node for node in nodes}
-        return cls(by_path, {node.node_id: node for node in by_path.values()})
+    def of(cls, base: Base) -> NodesPage:
+        """The page, whose nodes have different ids."""
+        by_path = {node.path: node for node in base.nodes}
+        return cls(base, by_path, {node.node_id: node for node in base.nodes})
 
     @cached_property
     def paths(self) -> PathIndex:
         """The paths by directory."""
         return PathIndex(self.by_path)
+
+    @cached_property
+    def index(self) -> BaseIndex:
+        """An index of its leaves."""
+        return index_of(self.base.manifests)
 
 
 def index_of(manifests: Sequence[ManifestRef]) -> BaseIndex:
@@ -157,23 +166,20 @@ class BasePages:
     def __init__(self, objects: ObjectReader, base: Base, ref: BlobRef | None) -> None:
         self.base = base
         self.is_inline = not (base.pages or base.leaf_pages)
-        self._objects, self._ref = objects, ref
-        self._starts = [path_order(link.first) for link in base.pages]
-        self._ends = [path_order(link.last) for link in base.pages]
-        self._loaded: dict[int, Base] = {}
-        self._maps: dict[int, NodeMaps] = {}
+        self._objects = objects
+        self._starts = [path_order(link.first) for link in base.pages] or [_FIRST]
+        self._ends = [path_order(link.last) for link in base.pages] or [_LAST]
+        self._pages: dict[int, NodesPage] = {}
         self._page_of: dict[bytes, int] = {}  # by id of the nodes in loaded pages
         self._large = grouped((link.node_id, link) for link in base.leaf_pages)
         self._indexes: dict[tuple[str, ...], BaseIndex] = {}  # by keys of pages of leaves
         if not base.pages:
-            self._keep(0, base)
+            self._keep(0, ref, base)
 
     # --- nodes -------------------------------------------------------------------------------
 
     def at(self, path: str) -> int | None:
         """The number of the page that may have the path; None if there is none."""
-        if not self.base.pages:
-            return 0
         order = path_order(path)
         at = bisect_right(self._starts, order) - 1
         return at if at >= 0 and order <= self._ends[at] else None
@@ -181,16 +187,16 @@ class BasePages:
     def is_here(self, path: str) -> bool:
         """Whether looking the path up needs no page that is not loaded."""
         at = self.at(path)
-        return at is None or at in self._maps
+        return at is None or at in self._pages
 
     def node(self, path: str) -> Node | None:
         """The node at the path."""
         at = self.at(path)
-        return None if at is None else self.maps(at).by_path.get(path)
+        return None if at is None else self.page(at).by_path.get(path)
 
-    def maps(self, number: int) -> NodeMaps:
-        """The nodes of the page with that number."""
-        return self._maps.get(number) or self.load((number,))[0]
+    def page(self, number: int) -> NodesPage:
+        """The page of nodes with that number."""
+        return self._pages.get(number) or self.load((number,))[0]
 
     def members(self, directory: str) -> range:
         """The numbers of the pages that may have nodes right in a directory.
@@ -198,15 +204,11 @@ class BasePages:
         It ends with a slash, or is empty.
         """
         parent = path_order(directory)[:2]
-        if not self.base.pages:
-            return range(1)
         first = bisect_left(self._ends, parent, key=_parent)
         return range(first, bisect_right(self._starts, parent, key=_parent))
 
     def below(self, directory: str) -> range:
         """The numbers of the pages that may have nodes in directories in this one."""
-        if not self.base.pages:
-            return range(1)
         if not directory:
             return range(bisect_right(self._ends, (False, ""), key=_parent), len(self._starts))
         opaque = directory.startswith("/")
@@ -214,38 +216,33 @@ class BasePages:
         first = bisect_left(self._ends, (opaque, directory), key=_parent)
         return range(first, bisect_left(self._starts, (opaque, end), key=_parent))
 
-    def loaded(self) -> list[NodeMaps]:
+    def loaded(self) -> list[NodesPage]:
         """The pages that are loaded."""
-        return list(self._maps.values())
+        return list(self._pages.values())
 
-    def load(self, numbers: Iterable[int]) -> list[NodeMaps]:
+    def load(self, numbers: Iterable[int]) -> list[NodesPage]:
         """The pages with these numbers; missing ones are fetched in one round."""
         wanted = list(numbers)
-        due = [at for at in wanted if at not in self._maps]
+        due = [at for at in wanted if at not in self._pages]
         found = self._objects.load_all([(self.base.pages[at].blob, Base) for at in due])
         for at in due:
             link = self.base.pages[at]
             page = found[link.blob.key]
             link.check(page, self.base.sequence)
-            self._keep(at, page)
-        return [self._maps[at] for at in wanted]
+            self._keep(at, link.blob, page)
+        return [self._pages[at] for at in wanted]
 
-    def _derived[T](self, number: int, kind: type[T], make: Callable[[], T]) -> T:
-        """A value that depends on the page of nodes with that number, shared by all views."""
-        blob = self.base.pages[number].blob if self.base.pages else self._ref
-        return make() if blob is None else self._objects.derived(blob, kind, make)
-
-    def _keep(self, at: int, page: Base) -> None:
-        maps = self._derived(at, NodeMaps, partial(NodeMaps.of, page.nodes))
-        pages = set(map(self._page_of.setdefault, maps.by_id, repeat(at)))
-        if pages - {at} or len(maps.by_id) != len(page.nodes):
+    def _keep(self, at: int, blob: BlobRef | None, base: Base) -> None:
+        make = partial(NodesPage.of, base)  # once for all views
+        page = make() if blob is None else self._objects.derived(blob, NodesPage, make)
+        pages = set(map(self._page_of.setdefault, page.by_id, repeat(at)))
+        if pages - {at} or len(page.by_id) != len(base.nodes):
             raise CorruptObjectError("base: two nodes have the same id")
-        self._loaded[at] = page
-        self._maps[at] = maps
+        self._pages[at] = page
 
-    def all(self) -> list[NodeMaps]:
-        """All pages of nodes."""
-        return self.load(range(len(self.base.pages) or 1))
+    def all(self) -> list[NodesPage]:
+        """All pages of nodes, in order."""
+        return self.load(range(len(self._starts)))
 
     def page_with(self, node_id: bytes, near: Iterable[str] | None) -> int | None:
         """The number of the page with that node; None if the base does not have it.
@@ -260,16 +257,6 @@ class BasePages:
         return self._page_of.get(node_id)
 
     # --- leaves and counts ---------------------------------------------------------------------
-
-    def page(self, number: int) -> Base:
-        """The page of nodes with that number."""
-        self.load((number,))
-        return self._loaded[number]
-
-    def index(self, number: int) -> BaseIndex:
-        """An index of the leaves in the page of nodes with that number."""
-        page = self.page(number)
-        return self._derived(number, BaseIndex, lambda: index_of(page.manifests))
 
     def large(self, node_id: bytes) -> Sequence[LeafPage]:
         """The pages of leaves of that node."""
@@ -293,21 +280,11 @@ class BasePages:
 
     def pages(self) -> list[Base]:
         """All pages of nodes, in order."""
-        self.all()
-        return [self._loaded[at] for at in sorted(self._loaded)]
-
-    def links(self) -> tuple[NodePage | LeafPage, ...]:
-        """The pointers to all pages."""
-        return *self.base.pages, *self.base.leaf_pages
+        return [page.base for page in self.all()]
 
     def linked_pages(self) -> list[tuple[NodePage, Base]]:
         """All pages of nodes and the pointers to them; none if the base has its nodes inline."""
-        return list(zip(self.base.pages, self.pages(), strict=True)) if self.base.pages else []
-
-    def linked_leaf_pages(self) -> list[tuple[LeafPage, Base]]:
-        """All pages of leaves and the pointers to them."""
-        links = self.base.leaf_pages
-        return list(zip(links, self.leaf_bases(links), strict=True))
+        return [*zip(self.base.pages, self.pages(), strict=False)]
 
     def manifests(self) -> tuple[ManifestRef, ...]:
         """All leaves, each manifest once."""
@@ -318,7 +295,7 @@ class BasePages:
 
     def manifests_here(self) -> tuple[ManifestRef, ...]:
         """The leaves in pages of nodes that are loaded."""
-        return combined_refs(ref for page in list(self._loaded.values()) for ref in page.manifests)
+        return combined_refs(ref for page in self.loaded() for ref in page.base.manifests)
 
     def counts(self) -> tuple[Count, ...]:
         """The counts of all nodes."""
@@ -457,7 +434,7 @@ class NodeIds(Mapping[bytes, Node]):
         if node is None:
             pages = self._nodes.pages
             at = pages.page_with(node_id, None)
-            node = None if at is None else pages.maps(at).by_id[node_id]
+            node = None if at is None else pages.page(at).by_id[node_id]
             if node is None or node.path in self._nodes.changed:
                 raise KeyError(node_id)
         return node
@@ -489,7 +466,7 @@ class PagedIndex(BaseIndex):
             due = [link for link in large if _touches(link.box, lo, hi)]
             return self._pages.leaves(due) if due else EMPTY
         at = self._ids.page_of(node_id)
-        return EMPTY if at is None else self._pages.index(at)
+        return EMPTY if at is None else self._pages.page(at).index
 
     def refs(self, node_id: bytes) -> int:
         """The number of refs in all leaves of the node."""

@@ -84,7 +84,7 @@ class SnapshotTables:
         """An index of the base's leaves; made on first use, and once for each base."""
         found = self._index
         if found is None:
-            found = self._index = self.pages.index(0)
+            found = self._index = self.pages.page(0).index
         return found
 
     def _leaf(self, leaf: PlacedLeaf, loaded: Mapping[Any, Any]) -> ChunkTable:

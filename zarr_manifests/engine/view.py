@@ -113,7 +113,9 @@ class SnapshotView(SnapshotTables):
         """The base's counts of at least these nodes; loads only their pages."""
         wanted = dict.fromkeys(node_ids)
         numbers = dict.fromkeys(map(self.by_id.page_of, wanted))
-        counts = (count for n in numbers if n is not None for count in self.pages.page(n).counts)
+        counts = (
+            count for n in numbers if n is not None for count in self.pages.page(n).base.counts
+        )
         return tuple(count for count in counts if count.node_id in wanted)
 
     def among(self, node_ids: Iterable[bytes]) -> Iterable[Node]:

@@ -556,12 +556,8 @@ def plan_pages(
     leaves: list[Planned[LeafPage]] = []
     for node_id in table.large:
         mine = [(link, page) for link, page in old_leaves if link.node_id == node_id]
-        mine.sort(key=lambda one: min(map(_lowest, one[1].manifests)))
-        starts = [min(map(_lowest, page.manifests)) for _, page in mine]
         refs = sorted(table.listed([node_id]), key=_lowest)
-        leaves += _plan(
-            refs, mine, starts, _lowest, table.leaf_page, limits.leaves, limits, join=False
-        )
+        leaves += _plan(refs, mine, _lowest, table.leaf_page, limits.leaves, limits)
     few = len(whole.nodes) <= limits.inline and table.count <= limits.inline
     if few or not whole.nodes:
         inline = replace(table.page(table.nodes), nodes=whole.nodes) if leaves else whole
@@ -573,8 +569,7 @@ def plan_pages(
             return page
         return replace(page, manifests=tuple(copies(page.nodes, page.manifests)))
 
-    begins = [path_order(link.first) for link, _ in old]
-    pages = _plan(table.nodes, old, begins, _node_order, page_of, limits.nodes, limits, join=True)
+    pages = _plan(table.nodes, old, _node_order, page_of, limits.nodes, limits)
     return Base((), (), whole.sequence), pages, leaves
 
 
@@ -635,18 +630,21 @@ def _restricted(ref: ManifestRef, places: Sequence[int]) -> ManifestRef:
 def _plan[Item: (Node, ManifestRef), Link: (NodePage, LeafPage)](
     items: Iterable[Item],
     old: Sequence[tuple[Link, Base]],
-    starts: Sequence[Any],
     order: Callable[[Item], Any],
     page_of: Callable[[Sequence[Item]], Base],
     most: int,
     limits: PageLimits,
-    *,
-    join: bool,
 ) -> list[Planned[Link]]:
-    """The pages of the items, in order; those of before, which have `starts`, stay unless changed.
+    """The pages of the items, in order; those of before stay unless changed.
 
-    With `join`, neighbours that are small become one page if one of them is written anyway.
+    Neighbours that are small become one page if one of them is written anyway.
     """
+
+    def start(page: Base) -> Any:
+        return min(map(order, page.nodes or page.manifests))  # type: ignore[arg-type]
+
+    old = sorted(old, key=lambda one: start(one[1]))
+    starts = [start(page) for _, page in old]
     groups: list[list[Item]] = [[] for _ in range(max(1, len(old)))]
     for item in items:
         groups[max(0, bisect_right(starts, order(item)) - 1)].append(item)
@@ -657,7 +655,7 @@ def _plan[Item: (Node, ManifestRef), Link: (NodePage, LeafPage)](
         page = page_of(group)
         kept = Planned(page, b"", old[at][0]) if old and _alike(page, old[at][1]) else None
         both: list[Item] = []
-        if join and done and not (done[-1][1] and kept):
+        if done and not (done[-1][1] and kept):
             both = done[-1][0] + group
         if 0 < len(both) <= most // 2 and page_of(both).leaf_count <= limits.leaves // 2:
             done[-1] = both, None

@@ -34,7 +34,14 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from zarr_manifests.engine.ancestry import Link, archived_versions, follow, live_snapshots, tables
+from zarr_manifests.engine.ancestry import (
+    Link,
+    archived_versions,
+    children,
+    follow,
+    live_snapshots,
+    tables,
+)
 from zarr_manifests.engine.base_pages import BasePages, index_of
 from zarr_manifests.engine.differences import delta_of
 from zarr_manifests.engine.totals import amounts_of
@@ -387,7 +394,7 @@ class _PagedBases(Struct):
         """Check the pages of each base, and that together they list each manifest in full."""
         for ref, base in self.bases:
             pages = BasePages(context.objects, base, ref)
-            with found.noting(ref.key, [link.blob.key for link in pages.links()]):
+            with found.noting(ref.key, [link.ref.key for link in children(base)]):
                 self._check(ref, base, pages)
 
     def _check(self, ref: BlobRef, base: Base, pages: BasePages) -> None:

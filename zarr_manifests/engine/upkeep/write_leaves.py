@@ -552,7 +552,8 @@ def encoded_base(
     known : mapping of str to bytes
         New small manifests, by key.
     """
-    old, old_leaves = view.pages.linked_pages(), view.pages.linked_leaf_pages()
+    links, old = view.pages.base.leaf_pages, view.pages.linked_pages()
+    old_leaves = [*zip(links, view.pages.leaf_bases(links), strict=True)]
     copies = partial(_with_copies, known=known, budget_bytes=_PAGE_COPY_BYTES)
     inline, nodes, leaves = packing.plan_pages(whole, old, old_leaves, packing.LIMITS, copies)
     uploads: list[Upload] = []
