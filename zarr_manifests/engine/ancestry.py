@@ -184,15 +184,9 @@ def locate(
         If neither a branch nor a tag leads to it.
     """
     key = snapshot_key(snapshot_id)
-    seen: set[str] = set()
-    for start, floor in starts(context, root):
-        for ref, snapshot in ancestors(context, start, floor):
-            if ref.key == key:
-                return ref, snapshot, floor
-            if ref.key in seen:
-                break
-            if floor is None:  # this walk also visits everything older
-                seen.add(ref.key)
+    for ref, snapshot, floor, _ in histories(context, root):
+        if ref.key == key:
+            return ref, snapshot, floor
     raise SnapshotExpiredError(
         f"snapshot {snapshot_id} is not in the history of any branch or tag of "
         f"{context.storage.url}; `repo.ancestry()` and `zarr-manifests log` list what is"
@@ -210,14 +204,32 @@ def has_expired(root: Root) -> bool:
     return main is not None and main.floor is not None
 
 
-def starts(context: ReadContext, root: Root) -> Iterator[tuple[BlobRef, str | None]]:
-    """The snapshots of all branches and tags, with floors; refs in the root itself come first."""
-    yield from ((branch.head, branch.floor) for branch in root.branches.values())
-    yield from ((ref, tag_floor(root, ref)) for ref in root.tags.values())
+def starts(context: ReadContext, root: Root) -> Iterator[tuple[BlobRef, str | None, str]]:
+    """The snapshots of all branches and tags, with floors; refs in the root itself come first.
+
+    With each comes what holds it: nothing for a branch, else the tag.
+    """
+    yield from ((branch.head, branch.floor, "") for branch in root.branches.values())
+    for name, ref in root.tags.items():
+        yield ref, tag_floor(root, ref), f"tag {name!r}"
     if root.pages:
-        whole = context.roots.whole(root)
-        yield from ((branch.head, branch.floor) for branch in whole.branches.values())
-        yield from ((ref, tag_floor(root, ref)) for ref in whole.tags.values())
+        yield from starts(context, context.roots.whole(root))
+
+
+def histories(
+    context: ReadContext, root: Root
+) -> Iterator[tuple[BlobRef, Snapshot, str | None, str]]:
+    """All snapshots in history; some more than once.
+
+    With each comes the floor of a history that it is in, and what holds it, as in `starts`.
+    """
+    seen: dict[str, str | None] = {}
+    for start, floor, holder in starts(context, root):
+        for ref, snapshot in ancestors(context, start, floor):
+            if ref.key in seen and seen[ref.key] in (None, floor):
+                break  # an earlier walk has gone on from here as far
+            seen[ref.key] = floor
+            yield ref, snapshot, floor, holder
 
 
 # --- snapshots of which only the id is known -----------------------------------------------------
@@ -270,17 +282,10 @@ def live_snapshots(context: ReadContext, whole: Root) -> Iterator[tuple[BlobRef,
 
     With each comes what holds it: nothing for a branch, else the tag or the lease.
     """
-    starts = [("", branch.head, branch.floor) for branch in whole.branches.values()]
-    starts += [(f"tag {n!r}", ref, tag_floor(whole, ref)) for n, ref in whole.tags.items()]
-    seen: set[tuple[str, str | None]] = set()
     reached: set[str] = set()
-    for holder, start, floor in starts:
-        if (start.key, floor) in seen:
-            continue
-        seen.add((start.key, floor))
-        for ref, snapshot in ancestors(context, start, floor):
-            reached.add(ref.key)
-            yield ref, snapshot, holder
+    for ref, snapshot, _, holder in histories(context, whole):
+        reached.add(ref.key)
+        yield ref, snapshot, holder
     for lease in whole.leases:
         if snapshot_key(lease.snapshot) not in reached:
             yield *_leased(context, lease), lease_name(lease)
@@ -637,9 +642,8 @@ def find_left(context: ReadContext, root: Root, snapshot_id: str) -> _Place:
     snapshot_ref(context, snapshot_id)  # raises if it does not exist
     # All snapshots in history, with the floor of a history they are in.
     floors: dict[str, str | None] = {}
-    for start, floor in starts(context, root):
-        for older, _ in ancestors(context, start, floor):
-            floors.setdefault(older.key, floor)
+    for older, _, floor, _ in histories(context, root):
+        floors.setdefault(older.key, floor)
     found = _in_a_version_since(context, root, snapshot_id)
     if found is None:
         raise SnapshotExpiredError(

@@ -229,7 +229,7 @@ def _known_ids(context: Context, root: Root) -> Iterator[str]:
     """The ids of all snapshots in history, each once."""
     told: set[str] = set()
     whole: set[str] = set()
-    for start, floor in starts(context, root):
+    for start, floor, _ in starts(context, root):
         for entry in entries(context, start, floor, sys.maxsize):
             name = entry.snapshot_id
             if name in whole:
