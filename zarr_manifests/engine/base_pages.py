@@ -228,7 +228,7 @@ class BasePages:
         for at in due:
             link = self.base.pages[at]
             page = found[link.blob.key]
-            link.check(page, self.base.sequence)
+            self.base.check_page(link, page)
             self._keep(at, link.blob, page)
         return [self._pages[at] for at in wanted]
 
@@ -275,7 +275,7 @@ class BasePages:
         """These pages of leaves; missing ones are fetched in one round."""
         loaded = self._objects.load_all([(link.blob, Base) for link in links])
         for link in links:
-            link.check(loaded[link.blob.key], self.base.sequence)
+            self.base.check_page(link, loaded[link.blob.key])
         return [loaded[link.blob.key] for link in links]
 
     def pages(self) -> list[Base]:

@@ -577,27 +577,11 @@ class NodePage(ListRecord, frozen=True):
         first, last = page.nodes[0].path, page.nodes[-1].path
         return cls(blob, first, last, len(page.nodes), page.leaf_count, orphans)
 
-    def check(self, page: Base, sequence: int) -> None:
-        """Raise unless the page is as this pointer says; `sequence` is that of the base.
-
-        Raises
-        ------
-        CorruptObjectError
-            If it has another range or number of nodes or leaves, if its nodes are out of order, if
-            it has pages itself, or if it is newer than the base.
-        """
+    def fits(self, page: Base) -> bool:
+        """Whether the page has the range and numbers that this pointer says, and is in order."""
         orders = [path_order(node.path) for node in page.nodes]
-        sound = (
-            bool(orders)
-            and not page.pages
-            and not page.leaf_pages
-            and (page.nodes[0].path, page.nodes[-1].path) == (self.first, self.last)
-            and (len(page.nodes), page.leaf_count) == (self.nodes, self.leaves)
-            and all(one < other for one, other in pairwise(orders))
-            and page.sequence <= sequence
-        )
-        if not sound:
-            raise CorruptObjectError(f"{self.blob.key} is not the page of nodes its base expects")
+        ordered = bool(orders) and all(one < other for one, other in pairwise(orders))
+        return ordered and NodePage.to(self.blob, page, orphans=self.orphans) == self
 
 
 class LeafPage(ListRecord, frozen=True):
@@ -631,23 +615,11 @@ class LeafPage(ListRecord, frozen=True):
         box = Box.around(part.box for part, _ in leaves)
         return cls(blob, leaves[0][0].node_id, len(leaves), box, (min(merged), max(merged)))
 
-    def check(self, page: Base, sequence: int) -> None:
-        """Raise unless the page is as this pointer says; `sequence` is that of the base.
-
-        Raises
-        ------
-        CorruptObjectError
-            If it has other leaves, or anything besides leaves, or is newer than the base.
-        """
+    def fits(self, page: Base) -> bool:
+        """Whether the page has the leaves that this pointer says, and nothing besides."""
         nodes = {part.node_id for ref in page.manifests for part in ref.parts}
-        sound = (
-            nodes == {self.node_id}
-            and not (page.nodes or page.pages or page.leaf_pages or page.counts)
-            and page.sequence <= sequence
-            and LeafPage.to(self.blob, page) == self
-        )
-        if not sound:
-            raise CorruptObjectError(f"{self.blob.key} is not the page of leaves its base expects")
+        alone = nodes == {self.node_id} and not (page.nodes or page.counts)
+        return alone and LeafPage.to(self.blob, page) == self
 
 
 class Base(MetadataObject, frozen=True):
@@ -705,16 +677,21 @@ class Base(MetadataObject, frozen=True):
             for at, (one, other) in enumerate(pairwise(ends))
         ):
             raise CorruptObjectError("base.pages: ranges out of order")
-        for page in self.pages:
-            check_texts("base.pages", page.first, page.last)
-            check_numbers("base.pages", page.nodes - 1, page.leaves)
-        for leaves in self.leaf_pages:
-            check_numbers("base.leaf_pages", leaves.leaves - 1, *leaves.merged)
-            if len(leaves.node_id) != NODE_ID_BYTES or leaves.merged[0] > leaves.merged[1]:
-                raise CorruptObjectError("base.leaf_pages: an invalid node id or sequence")
         links: Iterable[NodePage | LeafPage] = (*self.pages, *self.leaf_pages)
         if len({link.blob.key for link in links}) != len(self.pages) + len(self.leaf_pages):
             raise CorruptObjectError("base: a page is listed twice")
+
+    def check_page(self, link: NodePage | LeafPage, page: Base) -> None:
+        """Raise unless the page is as the pointer to it says.
+
+        Raises
+        ------
+        CorruptObjectError
+            If it is not, has pages itself, or is newer than the base.
+        """
+        nested = page.pages or page.leaf_pages
+        if nested or page.sequence > self.sequence or not link.fits(page):
+            raise CorruptObjectError(f"{link.blob.key} is not the page that its base expects")
 
     @property
     def leaf_count(self) -> int:

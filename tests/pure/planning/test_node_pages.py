@@ -56,13 +56,13 @@ def planned(whole: Base, old: Pages = ([], [])) -> tuple[Base, Pages, int]:
         new += one.kept is None
         blob = BlobRef.to(f"nodes/{SESSION}/{new + 100 * whole.sequence}", one.data or b" " * 20)
         link = one.kept or NodePage.to(blob, one.page, orphans=orphans(one.page, paths))
-        link.check(one.page, whole.sequence)
+        whole.check_page(link, one.page)
         pages[0].append((link, one.page))
     for other in leaves:
         new += other.kept is None
         blob = BlobRef.to(f"nodes/{SESSION}/{new + 100 * whole.sequence}", other.data or b" " * 20)
         leaf_link = other.kept or LeafPage.to(blob, other.page)
-        leaf_link.check(other.page, whole.sequence)
+        whole.check_page(leaf_link, other.page)
         pages[1].append((leaf_link, other.page))
     links = tuple(link for link, _ in pages[0]), tuple(link for link, _ in pages[1])
     return replace(inline, pages=links[0], leaf_pages=links[1]), pages, new
