@@ -26,10 +26,9 @@ from storages import CrashDisk
 from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, StorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.storage.fsspec_store import FsspecStorage
+from zarr_manifests.storage.fsspec_store import FsspecStorage, own_storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
-from zarr_manifests.storage.object_store import own_storage
 
 _numbers = itertools.count()
 

@@ -19,10 +19,9 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.repository import context_of
-from zarr_manifests.storage import fsspec_store
-from zarr_manifests.storage.fsspec_store import FsspecStorage
+from zarr_manifests.storage import object_store
+from zarr_manifests.storage.fsspec_store import FsspecStorage, own_storage
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.object_store import own_storage
 
 stores = pytest.importorskip("obstore.store")
 fsspec = pytest.importorskip("fsspec")
@@ -125,7 +124,7 @@ def test_secrets_of_a_filesystem_are_told_to_nobody() -> None:
 @pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match", ""])
 def test_a_race_is_held_before_the_first_conditional_write(small_store: Any, ignored: str) -> None:
     s3fs = pytest.importorskip("s3fs")
-    fsspec_store._IGNORED.clear()
+    object_store._IGNORED.clear()
     small_store.heeds.discard(ignored)
     fs = s3fs.S3FileSystem(endpoint_url=small_store.endpoint)
     storage = FsspecStorage(fs, "bucket/prefix")

@@ -17,11 +17,11 @@ from zarr_manifests.errors import ManifestsError, ObjectNotFoundError, StorageEr
 from zarr_manifests.report import Report
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.protocol import Storage
+from zarr_manifests.storage.object_store import RACERS, race
+from zarr_manifests.storage.protocol import Storage, Token
 from zarr_manifests.storage.url import Location, storage_of
 
 _ROUNDS: Final = 3
-_RACERS: Final = 16
 _LISTED: Final = 1100  # more than a page of most stores
 _AT_ONCE: Final = 50
 
@@ -138,20 +138,18 @@ class _Check:
 
     def _race(self) -> None:
         storage = self._storage
+
+        def put(key: str, data: bytes, token: Token | None) -> Token | None:
+            if token is not None:
+                return storage.cas(key, data, token)
+            return storage.get_tagged(key).token if storage.create(key, data) else None
+
         for number in range(_ROUNDS):
-            key = f"{self._folder}/race-{number}"
-            made = SYSTEM.parallel(
-                [partial(storage.create, key, b"%d" % i) for i in range(_RACERS)]
-            )
-            if sum(made) != 1:
-                raise StorageError(f"{sum(made)} of {_RACERS} writers created the same object")
-            token = storage.get_tagged(key).token
-            swapped = SYSTEM.parallel(
-                [partial(storage.cas, key, b"again %d" % i, token) for i in range(_RACERS)]
-            )
-            won = sum(new is not None for new in swapped)
-            if won != 1:
-                raise StorageError(f"{won} of {_RACERS} writers replaced the same version")
+            lost = race(partial(put, f"{self._folder}/race-{number}"))
+            if lost is not None:
+                created = lost[0] == "If-None-Match"
+                what = "created the same object" if created else "replaced the same version"
+                raise StorageError(f"{lost[1]} of {RACERS} writers {what}")
 
     def _ranges(self) -> None:
         key, data = f"{self._folder}/ranges", bytes(range(256)) * 4096

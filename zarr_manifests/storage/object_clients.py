@@ -339,9 +339,9 @@ class Endpoint:
     Parameters
     ----------
     kind : str
-        `"s3"`, `"gs"`, `"az"` or `"http"`.
+        `"s3"`, `"gs"`, `"az"`, `"http"` or `"fsspec"`.
     bucket : str
-        The bucket or container; the whole URL for `"http"`.
+        The bucket or container; the whole URL for the last two.
     prefix : str
         The prefix, without slashes at its ends; may be empty.
     options : tuple of (str, value)
@@ -376,7 +376,7 @@ class Endpoint:
     @property
     def url(self) -> str:
         """The URL that names the place."""
-        if self.kind == "http":
+        if self.kind in ("http", "fsspec"):
             return self.bucket
         return f"{self.kind}://{self.bucket}{'/' if self.prefix else ''}{self.prefix}"
 
@@ -640,13 +640,13 @@ class Failure(Struct, frozen=True):
         running, so it may not exist), `"beyond"` (the range begins where the object has ended),
         `"credentials"`, `"unreachable"`, `"timeout"`, `"cut"` (the connection ended before the
         answer), `"elsewhere"` (in another region), `"redirected"`, `"whole"` (it has no byte
-        ranges), `"provider"` (of credentials) or `"other"`.
+        ranges), `"provider"` (of credentials), `"filesystem"` (of fsspec) or `"other"`.
     status : int, optional
         The status of the answer, if there was one.
     code : str
         The error code in the answer, if it is a known one.
     detail : str
-        The host of a redirect, if known, or what was wrong with the provider of credentials.
+        The host of a redirect, if known, or what was wrong with the provider or the filesystem.
     """
 
     kind: str
@@ -655,10 +655,20 @@ class Failure(Struct, frozen=True):
     detail: str = ""
 
 
+class FailedCallError(Exception):
+    """Raised by a client that tells its failures itself."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
 def failure_of(error: BaseException, store: str) -> Failure:
     """Classify an error of the client of that kind of store; one of this package is raised."""
     if isinstance(error, ManifestsError):
         raise error
+    if isinstance(error, FailedCallError):
+        return error.failure
     text = str(error)[:_READ_CHARS]
     own = text.partition("Server returned")[0]  # the client's own words
     found = _STATUS.search(text)
@@ -702,7 +712,7 @@ def storage_error(failure: Failure, doing: str, key: str, url: str) -> StorageEr
     why = f"the store refused ({said})" if said else "the client of the store failed"
     why += f": {hint}" if hint else ""
     kind: type[StorageError] = StorageError
-    if failure.kind == "provider":
+    if failure.kind in ("provider", "filesystem"):
         why = failure.detail
     elif failure.kind == "redirected":
         why = (

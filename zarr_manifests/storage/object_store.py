@@ -43,8 +43,6 @@ from zarr_manifests.errors import (
     UnsupportedStorageError,
 )
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
-from zarr_manifests.storage.fsspec_store import FsspecStorage
-from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,
     Endpoint,
@@ -59,7 +57,6 @@ from zarr_manifests.storage.protocol import (
     REMOTE_CAPABILITIES,
     Capabilities,
     ObjectInfo,
-    Storage,
     Tagged,
     Token,
     Version,
@@ -85,6 +82,7 @@ _REFUSED: Final = dict.fromkeys(("exists", "changed", "absent", "contended"))
 _REMEMBERED: Final = 200_000
 _LOOK_S: Final = 0.002
 
+RACERS: Final = 16
 _PROBE_KEY: Final = ".probe"  # not a valid key, so it is no object and never listed
 _PROBE: Final = b"Here it was tried whether this store heeds conditions.\n"
 _NO_SUCH_ETAG: Final = '"00000000000000000000000000000000"'
@@ -124,7 +122,7 @@ class ObjectStorage:
         self._attributes = storage_class and {"Storage-Class": storage_class}
 
     def __repr__(self) -> str:
-        return f"ObjectStorage({self.url!r})"
+        return f"{type(self).__name__}({self.url!r})"
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return type(self), (self.place,)
@@ -150,9 +148,11 @@ class ObjectStorage:
                     self._clients[at] = made
         return self._clients[at]
 
+    _library = staticmethod(library)
+
     def _answer(self, call: _Call) -> Any:
         """Return what the call returns, or the `Failure` it ended with."""
-        obstore = library()
+        obstore = self._library()
         with self._room or contextlib.nullcontext(), calling():
             try:
                 return call(obstore)
@@ -161,7 +161,7 @@ class ObjectStorage:
 
     async def _answer_async(self, call: _Call) -> Any:
         """Like `_answer`."""
-        obstore = library()
+        obstore = self._library()
         # Room is shared with threads, and to wait for it as they do would stop the event loop.
         while self._room is not None and not self._room.acquire(blocking=False):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
@@ -400,19 +400,22 @@ class ObjectStorage:
     ) -> Token | None:
         check_key(key)
         self.prove()
+        new = self._swap(key, data, token)
+        if new is not None and then_create is not None:
+            # The swap has succeeded, and is not affected by a failure here.
+            then = partial(self._repeat, self._putting(*then_create, "create"))
+            with contextlib.suppress(RuntimeError):  # no more threads: the program is ending
+                SYSTEM.background(then)
+        return new
+
+    def _swap(self, key: str, data: bytes, token: Token | None) -> Token | None:
         mode: Any = "create" if token is None else self._version(token)
         if mode is None:
             return None
         put = self._putting(key, data, mode)
         found = self._repeat(put) if mode == "create" else self._answer(put)
-        if self._meant(found, "write", key, _REFUSED) is None:
-            return None
-        if then_create is not None:
-            # The swap has succeeded, and is not affected by a failure here.
-            then = partial(self._repeat, self._putting(*then_create, "create"))
-            with contextlib.suppress(RuntimeError):  # no more threads: the program is ending
-                SYSTEM.background(then)
-        return self._token(found, data)
+        refused = self._meant(found, "write", key, _REFUSED) is None
+        return None if refused else self._token(found, data)
 
     def delete_many(self, keys: Iterable[str]) -> None:
         self.delete_files(map(check_key, keys))
@@ -456,7 +459,7 @@ class ObjectStorage:
 
     def _token(self, meta: Any, data: bytes) -> Token:
         etag, version = meta.get("e_tag"), meta.get("version")
-        if self.place.kind == "http":  # where nothing is swapped
+        if self.place.read_only:  # so nothing is swapped
             return etag or hashlib.blake2b(data, digest_size=20).hexdigest()
         if not etag or (self.place.kind == "gs" and not version):
             raise UnsupportedStorageError(
@@ -474,6 +477,8 @@ class ObjectStorage:
 
     # --- whether the store respects conditions -------------------------------------------------
 
+    _shown = "the store takes no notice of"
+
     @property
     def _ignored(self) -> str | None:
         """The condition that the store ignores, empty if there is none; None if a test is due."""
@@ -490,9 +495,8 @@ class ObjectStorage:
                     _IGNORED[self.place, self._endpoint] = self._find_ignored()
         if self._ignored:
             raise UnsupportedStorageError(
-                f"{self.url} can only be read: the store takes no notice of {self._ignored}, "
-                "so commits could be lost silently. Use a store, or a version of it, that has "
-                "conditional writes"
+                f"{self.url} can only be read: {self._shown} {self._ignored}, so commits could be "
+                "lost silently. Use a store, or a version of it, that has conditional writes"
             )
 
     def withdraw_proof(self) -> None:
@@ -532,6 +536,26 @@ class ObjectStorage:
                 why = "can only be read; to write, use the address of the object store itself, "
                 why += "such as s3://bucket/prefix"
             raise UnsupportedStorageError(f"{self.url} {why}")
+
+
+def race(put: Callable[[bytes, Token | None], Token | None]) -> tuple[str, int] | None:
+    """The condition by which not exactly one of several writers wins, and how many do; or None.
+
+    Parameters
+    ----------
+    put : callable
+        Writes bytes in place of a version, or where nothing is; returns the new version if it won.
+    """
+    token: Token | None = None
+    for condition in ("If-None-Match", "If-Match"):
+        # Different bytes, since etags may be digests.
+        data = [f"{condition} {number}".encode() for number in range(RACERS)]
+        made = SYSTEM.parallel([partial(put, one, token) for one in data])
+        won = [new for new in made if new is not None]
+        if len(won) != 1:
+            return condition, len(won)
+        token = won[0]
+    return None
 
 
 # --- keys ------------------------------------------------------------------------------------
@@ -578,67 +602,3 @@ def _version_of(meta: Any) -> Version:
     """The version that an answer says; the client replaces an unknown time by zero."""
     modified_ms = int(meta["last_modified"].timestamp()) * 1000
     return Version(meta["e_tag"] or None, modified_ms or None, meta["size"])
-
-
-# --- stores that the caller has opened ---------------------------------------------------------
-
-_KINDS: Final = {"S3Store": "s3", "GCSStore": "gs", "AzureStore": "az", "HTTPStore": "http"}
-_ENDPOINTS: Final = ("endpoint", "endpoint_url_s3", "base_url", "use_emulator")
-
-
-def own_storage(location: object) -> Storage:
-    """The storage in a store of obstore, zarr or fsspec.
-
-    They are recognized by their classes and attributes, so no package is imported for it. The
-    credentials, timeouts, retries and proxies of a store of obstore are used as they are, and its
-    conditions are tested before the first conditional write of a process, whatever its endpoint is.
-    Of fsspec's, only s3fs and adlfs are written. A store of zarr that is read-only stays so.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is none of these.
-
-    Examples
-    --------
-    >>> import fsspec
-    >>> from zarr_manifests.storage.object_store import own_storage
-    >>> own_storage(fsspec.filesystem("memory").get_mapper("/winds"))
-    FsspecStorage('memory:///winds')
-    """
-    read_only = getattr(location, "read_only", False) is True
-    for client in (location, getattr(location, "store", None)):  # zarr.storage.ObjectStore
-        if _is_obstore(client):
-            return _of_client(client, read_only=read_only and client is not location)
-    files = getattr(location, "fs", None)
-    path = getattr(location, "root", getattr(location, "path", None))
-    if not hasattr(files, "cat_file") or not isinstance(path, str):
-        raise InvalidArgumentError(
-            f"a {type(location).__name__} is not a location: pass a path, a URL, a storage, or a "
-            "store of obstore, zarr (ObjectStore, FsspecStore) or fsspec (a mapper)"
-        )
-    # zarr.storage.FsspecStore, or a mapper of fsspec.
-    return FsspecStorage(files, path, read_only=read_only)
-
-
-def _is_obstore(store: object) -> bool:
-    return any(base.__module__.partition(".")[0] == "obstore" for base in type(store).__mro__)
-
-
-def _of_client(store: Any, *, read_only: bool) -> Storage:
-    names = [base.__name__ for base in type(store).__mro__]
-    if "LocalStore" in names and store.prefix is not None and not read_only:
-        return LocalStorage(store.prefix)
-    kind = next((_KINDS[name] for name in names if name in _KINDS), None)
-    if kind is None:
-        raise InvalidArgumentError(
-            f"a {type(store).__name__} cannot hold a repository: of obstore.store, pass one of "
-            f"{', '.join(_KINDS)}; for other places a path, file:// or memory://name"
-        )
-    if kind == "http":
-        return ObjectStorage(Endpoint(kind, store.url, "", store=store))
-    config = {name.lower().removeprefix("aws_"): value for name, value in store.config.items()}
-    bucket = config.get("bucket") or config.get("container_name") or ""
-    options = tuple((name, str(config[name])) for name in _ENDPOINTS if name in config)
-    prefix = (store.prefix or "").strip("/")
-    return ObjectStorage(Endpoint(kind, bucket, prefix, options, None, store, read_only))

@@ -264,7 +264,7 @@ def storage_of(location: Location, storage_options: Mapping[str, object] | None 
     """
     given: object = location
     if not isinstance(given, str | os.PathLike):
-        from zarr_manifests.storage.object_store import own_storage
+        from zarr_manifests.storage.fsspec_store import own_storage
 
         storage = given if isinstance(given, Storage) else own_storage(given)
         refuse_options("a storage", storage_options)

@@ -36,7 +36,8 @@ from zarr_manifests.progress import counted
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage import Storage, from_url
 from zarr_manifests.storage.disk import open_inside, open_regular
-from zarr_manifests.storage.object_store import ObjectStorage, own_storage
+from zarr_manifests.storage.fsspec_store import own_storage
+from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.containers import (
     REMOTE,

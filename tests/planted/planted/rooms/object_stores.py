@@ -42,10 +42,10 @@ FAULTS = [
         'code = next(iter(_CODE.findall(text)), "")',
     ),
     Fault(
-        "errors-of-a-filesystem-are-chained",
+        "text-of-a-filesystem-is-passed-on",
         "storage/fsspec_store.py",
-        'raise StorageError(f"cannot {doing} {where}: {why}")',
-        'raise StorageError(f"cannot {doing} {where}: {why}") from failed',
+        'why = f"the filesystem failed with a {type(failed).__name__}"',
+        'why = f"the filesystem failed: {failed}"',
     ),
     Fault(
         "a-forked-child-waits-forever",
@@ -80,7 +80,7 @@ FAULTS = [
     Fault(
         "secrets-of-a-filesystem-are-pickled",
         "storage/fsspec_store.py",
-        "if has_secrets([self._fs.storage_args, self._fs.storage_options]):",
+        "if has_secrets([fs.storage_args, fs.storage_options]):",
         "if False:",
     ),
     Fault(
@@ -91,7 +91,7 @@ FAULTS = [
     ),
     Fault(
         "a-lost-race-of-swaps-proves-nothing",
-        "storage/fsspec_store.py",
+        "storage/object_store.py",
         "if len(won) != 1:",
         "if len(won) != 1 and token is None:",
     ),
