@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import batched
 from typing import Any, Final, Literal
@@ -27,7 +27,7 @@ from zarr_manifests.progress import counted
 from zarr_manifests.reports import RewriteReport
 from zarr_manifests.repositories import repository_of
 from zarr_manifests.repository import Repository
-from zarr_manifests.runtime import SYSTEM, Run
+from zarr_manifests.runtime import Run
 from zarr_manifests.session import Fork
 from zarr_manifests.storage import Storage
 from zarr_manifests.store import ManifestStore, contents_of
@@ -78,7 +78,8 @@ def rewrite_chunks(
     dry_run : bool, default False
         Only report the cost.
     run : callable, optional
-        Runs the tasks; by default on threads. `zarr_manifests.spark.maintenance` brings its own.
+        Runs the tasks; by default, one after the other here. `zarr_manifests.spark.maintenance`
+        brings its own.
     storage_options : mapping, optional
         Options of `zarr_manifests.storage.from_url` for the path or URL.
 
@@ -133,7 +134,7 @@ def rewrite_chunks(
             return report
         _create(session.store, old, layout)
         write = partial(_write, source.store, session.fork(), path)
-        forks = counted("rewriting chunks", (run or _on_threads)(write, boxes), len(boxes))
+        forks = counted("rewriting chunks", (run or map)(write, boxes), len(boxes))
         for some in batched(forks, _MERGED):
             session.merge(*some)
         made = session.commit(message or f"rewrite the chunks of {report.path}")
@@ -267,10 +268,3 @@ def _write(old: ManifestStore, fork: Fork, path: str, box: Box) -> Fork:
     target[place] = source[place]
     target.record()
     return mine
-
-
-def _on_threads(call: Callable[[Box], Fork], boxes: Sequence[Box]) -> Iterable[Fork]:
-    abreast = os.cpu_count() or 1
-    for first in range(0, len(boxes), abreast):
-        calls = [partial(call, box) for box in boxes[first : first + abreast]]
-        yield from SYSTEM.parallel(calls)
