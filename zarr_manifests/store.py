@@ -22,22 +22,16 @@ from typing import Any, Final
 import numpy as np
 import zarr
 from numpy.typing import ArrayLike
-from zarr.abc.store import (
-    ByteRequest,
-    OffsetByteRequest,
-    RangeByteRequest,
-    Store,
-    SuffixByteRequest,
-)
+from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as CPUBuffer
+from zarr.storage._utils import _normalize_byte_range_index
 
 from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.forks import freeze, revive
 from zarr_manifests.engine.overlay import Entry, SessionView, Unread, freeze_reader, revive_reader
 from zarr_manifests.engine.workspace import INTERRUPTED, Workspace
 from zarr_manifests.errors import (
-    InvalidArgumentError,
     ManifestsError,
     PickledStoreWarning,
     ReadOnlyError,
@@ -221,7 +215,7 @@ class ManifestStore(Store):
         entry = contents.find(key)
         if entry is None:
             return None
-        start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
+        start, length = _span(entry, byte_range)
         return contents.reader.read(entry, start, length)
 
     async def get(
@@ -248,7 +242,7 @@ class ManifestStore(Store):
                 return None
             if byte_range is None and not (contents.inline and isinstance(entry, NativeRef)):
                 contents.fetch_ahead(key)
-            start, length = (0, entry.length) if byte_range is None else _span(entry, byte_range)
+            start, length = _span(entry, byte_range)
             data = await contents.reader.read_async(entry, start, length)
         except ManifestsError as error:
             if not await asyncio.to_thread(contents.moved_on, view, error):
@@ -510,18 +504,10 @@ def _bytes(value: Buffer) -> bytes:
     return value.to_bytes()
 
 
-def _span(entry: Entry, part: ByteRequest) -> tuple[int, int]:
+def _span(entry: Entry, part: ByteRequest | None) -> tuple[int, int]:
     """Start and length of the requested range within the value."""
-    total = entry.length
-    match part:
-        case RangeByteRequest(start, end):
-            start = min(start, total)
-            return start, max(min(end, total) - start, 0)
-        case OffsetByteRequest(offset):
-            start = min(offset, total)
-            return start, total - start
-        case SuffixByteRequest(suffix):
-            start = max(total - suffix, 0)
-            return start, total - start
-    # Zarr's own wording, as its callers match on it.
-    raise InvalidArgumentError(f"Unexpected byte_range, got {part!r}; it is not one of Zarr's")
+    if part is None:
+        return 0, entry.length
+    start, stop = _normalize_byte_range_index(range(entry.length), part)  # type: ignore[arg-type]
+    start, stop, _ = slice(start, stop).indices(entry.length)
+    return start, max(stop - start, 0)
