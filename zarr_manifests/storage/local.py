@@ -42,11 +42,12 @@ Files from which ranges are read stay open for a moment, which halves the time o
   the same open file do not affect each other.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
-# ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH120, PTH208
+# ruff: noqa: PTH100, PTH111, PTH112, PTH116, PTH118, PTH120, PTH208
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -61,6 +62,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
     StorageError,
     UnsupportedStorageError,
+    VirtualContainerError,
 )
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.disk import (
@@ -75,6 +77,7 @@ from zarr_manifests.storage.disk import (
     link_refused,
     network_filesystem,
     open_below,
+    open_inside,
     read_at,
     read_error,
     reading,
@@ -86,6 +89,7 @@ from zarr_manifests.storage.protocol import (
     ObjectInfo,
     Tagged,
     Token,
+    Version,
     check_key,
     check_prefix,
     check_range,
@@ -172,7 +176,7 @@ class LocalStorage:
 
     @property
     def url(self) -> str:
-        return "file://" + urllib.parse.quote(os.fsencode(self.path))
+        return _url(self.path)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -525,6 +529,10 @@ class LocalStorage:
         return self.path in (folder, os.path.dirname(folder))
 
 
+def _url(path: str) -> str:
+    return "file://" + urllib.parse.quote(os.fsencode(path))
+
+
 def _is_old(path: str, before_ms: int) -> bool:
     with contextlib.suppress(FileNotFoundError):  # just removed
         return os.stat(path).st_mtime_ns // 1_000_000 < before_ms
@@ -537,6 +545,87 @@ def _info(key: str, found: os.stat_result) -> ObjectInfo:
 
 def _token(data: bytes) -> Token:
     return hashlib.blake2b(data, digest_size=20).hexdigest()
+
+
+# --- files of others -------------------------------------------------------------------------
+
+
+class LocalFiles:
+    """The files below a folder that is no storage, of any name.
+
+    Parameters
+    ----------
+    root : str
+        The folder. Links in it are followed if they stay below it, and never listed.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root, self.url = root, _url(root)
+
+    def files(self) -> Iterator[ObjectInfo]:
+        """All files, folder by folder.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If something is a symbolic link, or neither a file nor a folder.
+        StorageError
+            If a folder cannot be listed.
+        """
+        due = [""]
+        try:
+            while due:
+                folder = due.pop()
+                with os.scandir(os.path.join(self.root, folder)) as found_here:
+                    entries = sorted(found_here, key=lambda entry: entry.name)
+                for entry in entries:
+                    key = folder + entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        due.append(key + "/")
+                    elif entry.is_file(follow_symlinks=False):
+                        yield _info(key, entry.stat())
+                    else:
+                        raise InvalidArgumentError(
+                            f"{key!r} in {self.url} is a symbolic link, or neither a file nor a "
+                            "folder; put there what it leads to"
+                        )
+        except OSError as error:
+            raise StorageError(f"{self.url} cannot be listed: {error}") from error
+
+    def get_version(self, name: str, start: int, length: int) -> tuple[bytes, Version]:
+        """Bytes of a file, and its version; the etag is that which obstore gives local files.
+
+        Raises
+        ------
+        ObjectNotFoundError
+            If there is no such file.
+        VirtualContainerError
+            If it leads out of the folder.
+        StorageError
+            If it cannot be read.
+        """
+        fd, url = None, _url(os.path.join(self.root, name))
+        try:
+            fd = open_inside(self.root, name)
+            data = read_at(fd, start, length)
+            found = os.fstat(fd)  # after the read, so that a change during it is detected
+        except _ABSENT as error:
+            raise ObjectNotFoundError(f"there is no file {url}") from error
+        except (OSError, OverflowError, MemoryError) as error:
+            # The latter if a link was put there just now.
+            if isinstance(error, OSError) and error.errno in (errno.EXDEV, errno.ELOOP):
+                raise VirtualContainerError(
+                    f"{url} leads out of its container through a symbolic link; open the "
+                    "repository with a container that holds the link's target too"
+                ) from error
+            raise StorageError(
+                f"{url} cannot be read: {str(error) or type(error).__name__}"
+            ) from error
+        finally:
+            if fd is not None:
+                os.close(fd)
+        etag = f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"
+        return data, Version(etag, found.st_mtime_ns // 1_000_000, found.st_size)
 
 
 # --- files that stay open --------------------------------------------------------------------

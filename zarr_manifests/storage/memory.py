@@ -26,6 +26,7 @@ from zarr_manifests.storage.protocol import (
     ObjectInfo,
     Tagged,
     Token,
+    Version,
     check_key,
     check_prefix,
     check_range,
@@ -159,6 +160,17 @@ class MemoryStorage:
         due = sorted(key for key in keys if key.startswith(prefix) and key > after)
         found = ((key, self._objects.get(key)) for key in due)
         return (_info(key, one) for key, one in found if one is not None)  # else deleted since
+
+    def files(self) -> Iterator[ObjectInfo]:
+        """All objects."""
+        return self.list()
+
+    def get_version(self, name: str, start: int, length: int) -> tuple[bytes, Version]:
+        """Bytes of an object, and its version."""
+        check_range(start, length)
+        found = self._find(name)
+        version = Version(found.token, found.modified_ms, len(found.data))
+        return found.data[start : start + length], version
 
     def stray(self) -> str | None:
         return None

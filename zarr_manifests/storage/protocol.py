@@ -195,6 +195,23 @@ class Version(Struct, frozen=True):
     nbytes: int | None = None
 
 
+class Files(Protocol):
+    """A place with files of somebody else, of any name."""
+
+    @property
+    def url(self) -> str:
+        """The URL of the place."""
+
+    def files(self) -> Iterator[ObjectInfo]:
+        """All files; their names are relative to the place."""
+
+    def get_version(self, name: str, start: int, length: int) -> tuple[bytes, Version]:
+        """Bytes of a file, fewer only at its end, and its version.
+
+        Raises `ObjectNotFoundError` if there is no such file.
+        """
+
+
 def plain_etag(etag: str) -> str:
     """The etag without its quotes and its mark of weakness."""
     return etag.removeprefix("W/").strip('"')

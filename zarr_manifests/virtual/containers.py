@@ -39,11 +39,12 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import Column, VirtualSource, check_container_name
 from zarr_manifests.keys import is_inside, join
+from zarr_manifests.storage.local import LocalFiles
 from zarr_manifests.storage.url import from_url, refuse_slipped
 
 if TYPE_CHECKING:
     from zarr_manifests.config import SavedContainer
-    from zarr_manifests.storage.object_store import ObjectStorage
+    from zarr_manifests.storage.protocol import Files
 
 type Authorized = Iterable[str] | bool
 """Names of saved containers that may be read; True for all."""
@@ -267,11 +268,13 @@ class VirtualContainer:
         return parse_location(self.url)
 
     @cached_property
-    def storage(self) -> ObjectStorage:
-        """The bucket, or the web server, of a remote container."""
+    def storage(self) -> Files:
+        """The bucket, the web server, the memory storage or the folder that files are in."""
         scheme, path = self.place
+        if scheme == "file":
+            return LocalFiles(path)
         options: dict[str, Any] = {"credentials": self.credentials, **dict(self.options)}
-        return cast("ObjectStorage", from_url(f"{scheme}://{path.partition('/')[0]}", **options))
+        return cast("Files", from_url(f"{scheme}://{path.partition('/')[0]}", **options))
 
 
 @lru_cache(maxsize=64)

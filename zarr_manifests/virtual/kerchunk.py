@@ -57,8 +57,8 @@ from zarr_manifests.virtual.references import (
     References,
     check_bound,
     check_bytes,
-    in_bucket,
     in_folder,
+    in_place,
     read_file,
     without_consolidated,
 )
@@ -226,7 +226,7 @@ def _folder(url: str, max_bytes: int, options: Mapping[str, object] | None) -> L
         storage.get_version(".zmetadata", 0, 1)
     except ObjectNotFoundError:
         return None
-    return in_bucket(storage, max_bytes)
+    return in_place(storage, max_bytes)
 
 
 def _loaded(data: bytes, url: str) -> Any:

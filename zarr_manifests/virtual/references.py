@@ -7,13 +7,13 @@ Invariant: nothing is skipped silently, since an absent chunk reads as fill valu
 is an error.
 """
 # Paths are plain strings here, as what a scan of a folder gives:
-# ruff: noqa: PTH112, PTH113, PTH118
+# ruff: noqa: PTH112, PTH113
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -34,10 +34,13 @@ from zarr_manifests.format.chunk_table import Column
 from zarr_manifests.keys import directory, join, split
 from zarr_manifests.progress import counted
 from zarr_manifests.runtime import SYSTEM
-from zarr_manifests.storage import Storage, from_url
-from zarr_manifests.storage.disk import open_inside, open_regular
+from zarr_manifests.storage import Storage
+from zarr_manifests.storage.disk import open_regular
 from zarr_manifests.storage.fsspec_store import own_storage
+from zarr_manifests.storage.local import LocalFiles
+from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.storage.object_store import ObjectStorage
+from zarr_manifests.storage.protocol import Files
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.virtual.containers import (
     REMOTE,
@@ -50,7 +53,6 @@ from zarr_manifests.virtual.containers import (
 MAX_BYTES: Final = 1 << 30
 """The most bytes that an import reads at once, unless it is told otherwise."""
 _DOCUMENTS: Final = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
-_LISTING: Final = "looking for files"
 
 
 class Listing(Struct, frozen=True):
@@ -244,7 +246,7 @@ def _place(
         return _in_store(given, max_bytes)
     if isinstance(given, ObjectStorage):
         refuse_options("a storage", storage_options)
-        return in_bucket(given, max_bytes)
+        return in_place(given, max_bytes)
     if not isinstance(given, str | os.PathLike):
         given = given.url
     root = location_of(given)
@@ -252,10 +254,11 @@ def _place(
     if scheme in REMOTE:
         storage = storage_of(root, storage_options)
         assert isinstance(storage, ObjectStorage)
-        return in_bucket(storage, max_bytes)
+        return in_place(storage, max_bytes)
     refuse_options("a local folder", storage_options)
     if scheme == "memory":
-        return _in_memory(path, max_bytes)
+        name, _, folder = path.partition("/")
+        return in_place(MemoryStorage(name), max_bytes, directory(folder))
     if os.path.isfile(path):
         raise UnsupportedFormatError(
             f"{root} is a file, and only a folder can be imported; unpack a ZIP file first "
@@ -276,72 +279,33 @@ def in_folder(root: str, max_bytes: int) -> Listing:
     StorageError
         If it cannot be listed.
     """
-    url = url_at("file", root)
     if not os.path.isdir(root):
-        raise NotFoundError(f"there is no folder {url}")
+        raise NotFoundError(f"there is no folder {url_at('file', root)}")
+    return in_place(LocalFiles(root), max_bytes)
+
+
+def in_place(place: Files, max_bytes: int, prefix: str = "") -> Listing:
+    """The files at a place, below a prefix."""
+    scheme, path = parse_location(place.url)
+    # Of a remote one a listing may be more exact than an answer, whose time is in whole seconds.
+    slack_ms = 1000 if scheme in REMOTE else 0
 
     def read(key: str) -> bytes:
         nbytes, modified_ms = files[key]
-        try:
-            with os.fdopen(open_inside(root, key), "rb") as file:
-                data, found = file.read(nbytes), os.fstat(file.fileno())
-        except OSError as error:
-            raise StorageError(f"{url}/{key} cannot be read: {error}") from error
-        if (found.st_size, found.st_mtime_ns // 1_000_000) != (nbytes, modified_ms):
-            raise _changed(url, key)
+        data, now = place.get_version(prefix + key, 0, nbytes)
+        since_ms = modified_ms if now.modified_ms is None else now.modified_ms
+        same = now.nbytes in (None, nbytes) and abs(since_ms - modified_ms) <= slack_ms
+        if not same or len(data) < nbytes:
+            raise StorageError(f"{place.url}/{key} has changed while it was read; try again")
         return data
 
-    files = dict(counted(_LISTING, _listed(root, url)))
-    return Listing(url, "file", root, files, max_bytes, read)
-
-
-def _listed(root: str, url: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    due = [""]
-    try:
-        while due:
-            folder = due.pop()
-            with os.scandir(os.path.join(root, folder)) as found_here:
-                entries = sorted(found_here, key=lambda entry: entry.name)
-            for entry in entries:
-                key = folder + entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    due.append(key + "/")
-                    continue
-                if not entry.is_file(follow_symlinks=False):
-                    raise InvalidArgumentError(
-                        f"{key!r} in {url} is a symbolic link, or neither a file nor a folder; put "
-                        "there what it leads to"
-                    )
-                found = entry.stat()
-                yield key, (found.st_size, found.st_mtime_ns // 1_000_000)
-    except OSError as error:
-        raise StorageError(f"{url} cannot be listed: {error}") from error
-
-
-def in_bucket(storage: ObjectStorage, max_bytes: int) -> Listing:
-    """The objects of a storage."""
-
-    def read(key: str) -> bytes:
-        nbytes, modified_ms = files[key]
-        data, version = storage.get_version(key, 0, nbytes)
-        # A listing may be more exact than an answer, whose time is in whole seconds.
-        if len(data) < nbytes or (version.modified_ms or 0) > modified_ms + 1000:
-            raise _changed(storage.url, key)
-        return data
-
-    listed = counted(_LISTING, storage.files())
-    files = {info.key: (info.nbytes, info.modified_ms) for info in listed}
-    return Listing(storage.url, *parse_location(storage.url), files, max_bytes, read)
-
-
-def _in_memory(path: str, max_bytes: int) -> Listing:
-    name, _, folder = path.partition("/")
-    storage, prefix = from_url(f"memory://{name}"), directory(folder)
+    listed = (info for info in place.files() if info.key.startswith(prefix))
     files = {
-        info.key[len(prefix) :]: (info.nbytes, info.modified_ms) for info in storage.list(prefix)
+        info.key[len(prefix) :]: (info.nbytes, info.modified_ms)
+        for info in counted("looking for files", listed)
     }
-    url = url_at("memory", path)
-    return Listing(url, "memory", path, files, max_bytes, lambda key: storage.get(prefix + key))
+    root = join(path, prefix.removesuffix("/")) if prefix else path
+    return Listing(url_at(scheme, root), scheme, root, files, max_bytes, read)
 
 
 def _in_store(store: Store, max_bytes: int) -> Listing:
@@ -376,7 +340,3 @@ def read_file(url: str, max_bytes: int, storage_options: Mapping[str, object] | 
         raise NotFoundError(f"there is no file {url}, and no folder with a .zmetadata") from error
     except OSError as error:
         raise StorageError(f"{url} cannot be read: {error}") from error
-
-
-def _changed(url: str, key: str) -> StorageError:
-    return StorageError(f"{url}/{key} has changed while it was read; try again")

@@ -14,11 +14,10 @@ Invariants:
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,6 @@ from zarr_manifests.errors import (
     MissingChunkError,
     ObjectNotFoundError,
     StorageError,
-    VirtualContainerError,
     VirtualSourceChangedError,
 )
 from zarr_manifests.format.chunk_table import (
@@ -47,9 +45,7 @@ from zarr_manifests.format.chunk_table import (
 )
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import crc32c
-from zarr_manifests.storage import from_url
-from zarr_manifests.storage.disk import open_inside, read_at
-from zarr_manifests.storage.protocol import Version, plain_etag
+from zarr_manifests.storage.protocol import Files, Version, plain_etag
 from zarr_manifests.texts import bytes_text
 from zarr_manifests.virtual.containers import (
     REMOTE,
@@ -58,9 +54,6 @@ from zarr_manifests.virtual.containers import (
     VirtualLocation,
     check_reachable,
 )
-
-if TYPE_CHECKING:
-    from zarr_manifests.storage.object_store import ObjectStorage
 
 _MOST_LENGTH: Final = 2**48
 _MOST_OFFSET: Final = 2**60
@@ -293,19 +286,12 @@ def _ms(times: npt.ArrayLike | None) -> npt.ArrayLike | None:
 # --- reading ---------------------------------------------------------------------------------
 
 
-def file_version(found: os.stat_result) -> Version:
-    """The version of a local file. Its etag equals the one that object_store gives local files."""
-    modified_us = found.st_mtime_ns // 1000
-    etag = f"{found.st_ino:x}-{modified_us:x}-{found.st_size:x}"
-    return Version(etag, found.st_mtime_ns // 1_000_000, found.st_size)
-
-
 class VirtualReader:
     """Reads virtual chunks below the given containers."""
 
     def __init__(self, containers: Containers) -> None:
         self._containers = containers
-        self._storages: dict[VirtualContainer, ObjectStorage] = {}
+        self._storages: dict[VirtualContainer, Any] = {}
 
     def version(self, url: str) -> Version:
         """Return the current version of the file at the location.
@@ -357,14 +343,14 @@ class VirtualReader:
 
         container, place = self._containers.resolve(source)
         _check_room(place, length)
-        storage = self._storages.get(container)
-        if storage is None:
-            storage = await asyncio.to_thread(self._opened, container)
+        if container not in self._storages:
+            await asyncio.to_thread(self._opened, container)
         try:
+            storage = self._storages[container]
             found = await storage.get_version_async(place.path, start, length)
         except ObjectNotFoundError as error:
             raise _missing(place) from error
-        return _remote(place, source, start, found)[0]
+        return _checked(place, source, start, found)[0]
 
     def checked(self, ref: VirtualRef, data: bytes, length: int) -> bytes:
         """The bytes of a chunk, if they are all of them and match its checksum.
@@ -386,23 +372,18 @@ class VirtualReader:
     def _read(self, source: VirtualSource, start: int, length: int) -> tuple[bytes, Version]:
         container, place = self._containers.resolve(source)
         _check_room(place, length)
-        if place.scheme in REMOTE:
-            try:
-                storage = self._opened(container)
-                found = storage.get_version(place.path, start, length)
-            except ObjectNotFoundError as error:
-                raise _missing(place) from error
-            return _remote(place, source, start, found)
-        read = _read_file if place.scheme == "file" else _read_memory
-        data, version = read(place, start, length, source)
-        _check_version(place, source, version)
-        return data, version
+        try:
+            found = self._opened(container).get_version(place.path, start, length)
+        except ObjectNotFoundError as error:
+            raise _missing(place) from error
+        return _checked(place, source, start, found)
 
-    def _opened(self, container: VirtualContainer) -> ObjectStorage:
+    def _opened(self, container: VirtualContainer) -> Files:
         if container not in self._storages:
             check_reachable(container)
             self._storages[container] = container.storage
-        return self._storages[container]
+        files: Files = self._storages[container]
+        return files
 
 
 def _check_room(place: VirtualLocation, length: int) -> None:
@@ -414,22 +395,16 @@ def _check_room(place: VirtualLocation, length: int) -> None:
         )
 
 
-def _remote(
-    place: VirtualLocation, known: VirtualSource, start: int, found: tuple[bytes, Version]
+def _checked(
+    place: VirtualLocation, known: VirtualSource, start: int, answer: tuple[bytes, Version]
 ) -> tuple[bytes, Version]:
-    """What a store answered, if it is the known version."""
-    data, version = found
-    if version.nbytes is not None:
-        _check_version(place, known, version, remote=True)
-    elif known.nbytes is not None and start < known.nbytes:
-        raise _changed(place)
-    return data, version
-
-
-def _check_version(
-    place: VirtualLocation, known: VirtualSource, found: Version, *, remote: bool = False
-) -> None:
-    unit_ms = 1000 if remote else 1  # HTTP gives times in seconds
+    """What a place has answered, if it is of the known version."""
+    found = answer[1]
+    if found.nbytes is None:  # it says nothing of what ends before
+        if known.nbytes is not None and start < known.nbytes:
+            raise _changed(place)
+        return answer
+    unit_ms = 1000 if place.scheme in REMOTE else 1  # HTTP gives times in seconds
     now = None if found.modified_ms is None else found.modified_ms // unit_ms
     since_ms = known.unchanged_since_ms
     tagged = known.tag is None or (
@@ -440,6 +415,7 @@ def _check_version(
     sized = known.nbytes is None or found.nbytes == known.nbytes
     if not (tagged and timed and older and sized):
         raise _changed(place)
+    return answer
 
 
 def _changed(place: VirtualLocation) -> VirtualSourceChangedError:
@@ -454,48 +430,3 @@ def _missing(place: VirtualLocation) -> MissingChunkError:
         f"{place.url}, which a chunk lies in, is not there; restore the file, or open the "
         "repository with the place where it is now. It is not read as fill value"
     )
-
-
-def _read_memory(
-    place: VirtualLocation, start: int, length: int, known: VirtualSource
-) -> tuple[bytes, Version]:
-    storage = from_url(f"memory://{place.root}")
-    try:
-        data = storage.get(place.path, start, length)
-        info, token = storage.head(place.path), ""
-        if known.tag is not None:
-            token = storage.get_tagged(place.path).token
-    except ObjectNotFoundError as error:
-        raise _missing(place) from error
-    except InvalidArgumentError as error:
-        raise StorageError(f"{place.url} cannot be read: {error}") from error
-    return data, Version(token, info.modified_ms, info.nbytes)
-
-
-def _read_file(
-    place: VirtualLocation, start: int, length: int, known: VirtualSource
-) -> tuple[bytes, Version]:
-    fd = _open(place)
-    try:
-        data = read_at(fd, start, length)
-        # After the read, so that a change during it is detected.
-        return data, file_version(os.fstat(fd))
-    except (OSError, OverflowError, MemoryError) as error:
-        why = str(error) or type(error).__name__
-        raise StorageError(f"{place.url} cannot be read: {why}") from error
-    finally:
-        os.close(fd)
-
-
-def _open(place: VirtualLocation) -> int:
-    try:
-        return open_inside(place.root, place.path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _missing(place) from error
-    except OSError as error:
-        if error.errno in (errno.EXDEV, errno.ELOOP):  # the latter if it was put there just now
-            raise VirtualContainerError(
-                f"{place.url} leads out of its container through a symbolic link; open the "
-                "repository with a container that holds the link's target too"
-            ) from error
-        raise StorageError(f"{place.url} cannot be read: {error}") from error

@@ -67,9 +67,9 @@ FAULTS = [
     ),
     Fault(
         "linked-folders-are-imported",
-        "virtual/references.py",
-        "if not entry.is_file(follow_symlinks=False):",
-        "if False:",
+        "storage/local.py",
+        "elif entry.is_file(follow_symlinks=False):",
+        "elif True:",
     ),
     Fault(
         "documents-that-are-listed-and-missing-are-left-out",
