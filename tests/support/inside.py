@@ -13,7 +13,7 @@ import pytest
 
 from zarr_manifests import Repository
 from zarr_manifests.engine.roots import Roots
-from zarr_manifests.engine.upkeep import compaction, write_leaves
+from zarr_manifests.engine.upkeep import write_leaves
 from zarr_manifests.format import manifest
 from zarr_manifests.format.root import Root
 from zarr_manifests.planning import garbage, leaves, merge, packing
@@ -75,7 +75,5 @@ def small_steps(rows: int) -> Iterator[None]:
     """Compactions work on so many refs at a time, so that few refs take many steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_leaves, "BATCH_ROWS", rows)
-        patch.setattr(compaction, "_PLANNED_ROWS", rows)
         patch.setattr(write_leaves, "_PIECE_ROWS", rows)
-        patch.setattr(write_leaves, "_TASK_REFS", rows)
         yield

@@ -485,7 +485,9 @@ def opening_is_slow(changes: int, nbytes: int, tables: int) -> bool:
 
 
 def merge_groups(rows: Sequence[int], runs: int, fan_in: int) -> list[tuple[int, int]]:
-    """Return which entries a minor compaction merges, as half-open ranges of positions.
+    """Return which entries a minor compaction merges, as half-open ranges of all positions.
+
+    An entry that is not merged is alone in its range.
 
     Parameters
     ----------
@@ -502,7 +504,7 @@ def merge_groups(rows: Sequence[int], runs: int, fan_in: int) -> list[tuple[int,
     >>> merge_groups([5_000] * 3 + [100] * 50, 3, 4)
     [(0, 53)]
     >>> merge_groups([5_000] * 2 + [100] * 50, 2, 4)
-    [(2, 52)]
+    [(0, 1), (1, 2), (2, 52)]
     """
     stack = [(at, at + 1, rows[at]) for at in range(runs)]  # start, stop, rows
     if runs < len(rows):
@@ -511,7 +513,7 @@ def merge_groups(rows: Sequence[int], runs: int, fan_in: int) -> list[tuple[int,
     excess = len(stack) - MOST_RUNS
     if excess > 0:
         _merge(stack, len(stack) - excess - 1)
-    return [(start, stop) for start, stop, _ in stack if stop - start > 1]
+    return [(start, stop) for start, stop, _ in stack]
 
 
 def _settle(stack: list[tuple[int, int, int]], fan_in: int) -> None:

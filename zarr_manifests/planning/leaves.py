@@ -370,10 +370,11 @@ def layout_of(config: ChunkManifests, facts: ArrayFacts, extent: int | None = No
 
 
 def layout_around(
-    config: ChunkManifests, facts: ArrayFacts, base: BaseIndex, changed: Box | None
+    config: ChunkManifests, facts: ArrayFacts, base: BaseIndex, changed: Sequence[Box] = ()
 ) -> Layout:
-    """Return how the configuration splits an array whose changed chunks are in a box."""
-    boxes = [box for box in (base.around(facts.node_id), changed) if box is not None]
+    """Return how the configuration splits an array whose changed chunks are in boxes."""
+    around = base.around(facts.node_id)
+    boxes = [*changed] if around is None else [*changed, around]
     return layout_of(config, facts, Box.around(boxes).size if boxes else 0)
 
 
@@ -411,6 +412,11 @@ def cut(
         In ascending order of the boxes' lower corners. Each box is as small as possible, and
         overlaps with no other, and with none that stays.
 
+    Raises
+    ------
+    CorruptObjectError
+        If a leaf that stays holds one of the chunks.
+
     Examples
     --------
     >>> import numpy as np
@@ -445,7 +451,10 @@ def _fitting(coords: IndexArray, most: int, staying: Sequence[Box]) -> Iterator[
         elif len(met):
             corner = lo[met[0]], hi[met[0]]
             sides = (here[:, axis] < at[axis] for at in corner for axis in range(box.ndim))
-            below = next(side for side in sides if side.any() and not side.all())
+            found = [side for side in sides if side.any() and not side.all()]
+            if not found:  # one of them is in the box
+                raise CorruptObjectError("leaves of one array overlap")
+            below = found[0]
         else:
             yield box, len(here)
             continue

@@ -474,7 +474,7 @@ def close(
         if node_id not in facts:
             continue
         if node_id not in layouts:
-            layouts[node_id] = layout_around(config, facts[node_id], base, None)
+            layouts[node_id] = layout_around(config, facts[node_id], base)
         if layouts[node_id].together:
             pulled = {leaf.key for leaf in base.placed(node_id)} - found
             found |= pulled

@@ -59,18 +59,18 @@ from zarr_manifests.engine.totals import (
     pending_rows,
     sums_after,
 )
+from zarr_manifests.engine.upkeep import write_leaves
 from zarr_manifests.engine.upkeep.write_leaves import (
-    BATCH_ROWS,
     Due,
-    Heap,
     LeavesHere,
     WriteLeaves,
     Written,
     due_of,
     encoded_base,
-    repack,
+    plan_leaves,
+    task_elsewhere,
     unmerged,
-    write_in_tasks,
+    write_all,
 )
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.zones import KnownZones, with_zones
@@ -92,13 +92,11 @@ from zarr_manifests.planning.garbage import (
 from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.planning.live_deltas import merged_counts
 from zarr_manifests.planning.merge import Layer, in_tables, merge_layers
-from zarr_manifests.progress import expect, is_shown, tell
+from zarr_manifests.progress import expect, is_shown
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import Run, one_by_one, start_thread
 
 _ATTEMPTS = 10
-_PLANNED_ROWS: Final = BATCH_ROWS // 2
-"""Rows whose coordinates are read at a time where tasks write leaves: a driver has little room."""
 
 
 def compact_branch(
@@ -172,7 +170,7 @@ class _Work:
         keys: SessionKeys | None,
     ) -> None:
         self._context, self._root, self._branch, self._mode = context, root, branch, mode
-        self._ratio, self._run, self._told, self._moves = ratio, run, 0, moves
+        self._ratio, self._run, self._moves = ratio, run, moves
         self._keys = keys or SessionKeys(root.version, context.runtime)
         self._view = view = context.open_branch(root.branches[branch])
         self._manifests = view.pages.manifests()
@@ -319,13 +317,15 @@ class _Work:
     def _rebuild_base(self) -> int:
         """Write the base with what is due merged into it; return how many entries it covers."""
         context, view, due, facts = self._context, self._view, self._due(), self._facts
-        rows = None if self._run is None else _PLANNED_ROWS
-        self._heap = heap = Heap(view, self._old_base, due.outside, rows)
+        # Where tasks write leaves, a driver has little room.
+        rows = write_leaves.BATCH_ROWS // (1 if self._run is None else 2)
+        passing = view.passing(rows * write_leaves.ROW_BYTES)
         if is_shown():
             expect("merging refs", self._refs(due.manifests) + sum(pending_rows(view).values()))
-        self._done, self._manifests = repack(context, heap, facts, due, self._ratio, self._writer())
-        expect("merging refs", self._told)  # the same chunk may have several
-        self._tell(0)
+        what = passing, self._old_base, facts, due, rows
+        planned, stay = plan_leaves(context.config.chunk_manifests, *what)
+        self._done = write_all(planned, self._run or map, self._task(passing))
+        self._manifests = (*stay, *self._done.manifests)
         self._sequence, index = view.snapshot.sequence, BaseIndex(self._manifests)
         left: dict[bytes, int] = {}  # position of the oldest entry with something, by node
         for one in unmerged(view, index, facts):
@@ -339,38 +339,28 @@ class _Work:
         self._uploads += [*pages, base]
         return min(left.values(), default=len(view.snapshot.deltas))
 
-    def _writer(self) -> WriteLeaves:
-        """Writes the new manifests: here, or in the tasks of `run`."""
-        context, heap, keys = self._context, self._heap, self._keys
-        index = self._root.branches[self._branch].index
+    def _task(self, view: SnapshotView) -> WriteLeaves:
+        """Writes manifests here, or in the tasks of `run`."""
+        context, index = self._context, self._root.branches[self._branch].index
         if self._run is not None:
-            return write_in_tasks(context, heap, keys, index, self._run, self._tell)
-        zones = KnownZones.of(context, self._view.snapshot.deltas, index)
-        return LeavesHere(context, heap, keys, zones, self._tell, self._moves).write
-
-    def _tell(self, refs: int) -> None:
-        self._told += refs
-        tell("merging refs", self._told)
+            return task_elsewhere(context, view, self._keys, index)
+        zones = KnownZones.of(context, view.snapshot.deltas, index)
+        return LeavesHere(context, view, self._keys, zones, self._moves).write
 
     def _roll_up(self, dropped: int) -> None:
         """Make the new read list, without the oldest entries that are dropped."""
         left = self._view.snapshot.deltas[dropped:]
         rows = [sum(part.count for part in entry.parts()) for entry in left]
         runs = sum(1 for _ in takewhile(lambda entry: entry.first < entry.last, left))
-        groups = dict(merge_groups(rows, runs, self._context.config.compaction.fan_in))
         entries: list[DeltaEntry] = []
-        position = 0
-        while position < len(left):
-            stop = groups.get(position)
-            if stop is None:
-                self._kept[dropped + position] = len(entries)
-                entries.append(left[position])
-                position += 1
-                continue
-            run, written = roll_up(self._context, self._view, left[position:stop], self._keys)
+        for start, stop in merge_groups(rows, runs, self._context.config.compaction.fan_in):
+            run = left[start]
+            if stop - start > 1:
+                run, written = roll_up(self._context, self._view, left[start:stop], self._keys)
+                self._uploads += written
+            else:
+                self._kept[dropped + start] = len(entries)
             entries.append(run)
-            self._uploads += written
-            position = stop
         self._entries = tuple(entries)
 
 

@@ -16,21 +16,20 @@ base itself is written whole if it is small, else the pages of it that have chan
 Writing planned manifests: their leaves are merged, encoded and uploaded, some at a time
 ----------------------------------------------------------------------------------------
 
-`LeavesHere` does it in this process, `write_in_tasks` in others: each task gets some of the planned
+`LeavesHere` does it in this process, `task_elsewhere` in others: each task gets some of the planned
 manifests, and opens the snapshot itself. It returns pointers, never refs. Invariants: a task writes
 only new objects, under keys of its own, so a task that runs twice leaves garbage and changes
 nothing; a manifest is written by one task.
 
-Chunks in no leaf's box are determined once per `Heap`, region by region; only their indexes are
-kept.
+Chunks in no leaf's box are determined once, region by region; only their indexes are kept.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -74,116 +73,27 @@ from zarr_manifests.planning.meaning import zones_of_chunks
 from zarr_manifests.planning.merge import (
     bare,
     pick,
-    select,
+    rearranged,
     split,
     take,
     within,
 )
 from zarr_manifests.planning.packing import PlannedManifest, close, plan_manifests
+from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import SYSTEM, Run
 
 BATCH_ROWS: Final = 1_000_000
 """Rows that are worked on at a time, about."""
-_ROW_BYTES: Final = 56
+ROW_BYTES: Final = 56
 """A row of which no column is constant."""
 _PIECE_ROWS: Final = 250_000
 """Rows whose coordinates are in memory at once: these take several times as much as the rows."""
 
 
-class Outside:
-    """Chunks of one node that are pending and in no leaf of the base.
-
-    Parameters
-    ----------
-    tables : iterable of ChunkTable
-        Tables of these chunks. One after the other, their chunks are in C order.
-
-    Attributes
-    ----------
-    box : Box or None
-        The smallest box around the chunks; None if there are none.
-    held : list of (Box, int)
-        Disjoint boxes, and how many of the chunks are in each.
-    """
-
-    def __init__(self, tables: Iterable[ChunkTable] = ()) -> None:
-        self._tables: list[ChunkTable] = []
-        for table in tables:
-            rows, box = np.arange(len(table)), Box.around_coords(table.coords())
-            self._tables.append(bare(take(table, rows, box)))
-        self.held = [(table.box, len(table)) for table in self._tables]
-        self.box = Box.around(box for box, _ in self.held) if self.held else None
-
-    def coords(self, box: Box) -> IndexArray:
-        """Coordinates (int64[n, ndim]) of the chunks in the box, in C order."""
-        near = [table for table in self._tables if table.box.overlaps(box)]
-        found = [within(table, box).coords() for table in near]
-        return np.concatenate([np.empty((0, box.ndim), np.int64), *found])
-
-    def beside(self, base: BaseIndex, node_id: bytes, layout: Layout) -> Iterator[PlacedLeaf]:
-        """The node's leaves in cells of the layout that have some of the chunks."""
-        for coords in (table.coords() for table in self._tables):
-            for rows in layout.groups(coords):
-                one = tuple(coords[rows[0]].tolist())
-                yield from base.overlapping(node_id, *layout.around(one, one))
-
-
-class Heap:
-    """What a snapshot's live deltas contain in addition to its base.
-
-    Parameters
-    ----------
-    view : SnapshotView
-        The snapshot.
-    base : BaseIndex
-        Its base.
-    outside : collection of bytes
-        Nodes that may have chunks outside all leaves.
-    rows : int, optional
-        Rows to work on at a time, about; by default `BATCH_ROWS`.
-    """
-
-    def __init__(
-        self,
-        view: SnapshotView,
-        base: BaseIndex,
-        outside: Collection[bytes],
-        rows: int | None = None,
-    ) -> None:
-        self.rows = rows or BATCH_ROWS
-        self.view = view.passing(self.rows * _ROW_BYTES)
-        self.base, self._may = base, frozenset(outside)
-        self._outside: dict[bytes, Outside] = {}
-
-    def outside(self, node_id: bytes) -> Outside:
-        """The node's pending chunks in no leaf of the base."""
-        found = self._outside.get(node_id)
-        if found is None:
-            tables = self._tables_outside(node_id) if node_id in self._may else ()
-            found = self._outside[node_id] = Outside(tables)
-        return found
-
-    def _tables_outside(self, node_id: bytes) -> Iterator[ChunkTable]:
-        held = [(part.box, part.count) for part in self.view.live_parts(node_id) if part.count]
-        for region in batches(held, self.rows):
-            leaves = self.base.placed_in(node_id, region)
-            if sum(leaf.part.box.shared_size(region) for leaf in leaves) >= region.size:
-                continue
-            unread = {leaf.part.box for leaf in leaves}
-            (table,) = self.view.chunks_in_each(node_id, [region], unread)
-            for part in () if table is None else split(table, _PIECE_ROWS):
-                if leaves:
-                    part = select(part, self.base.locate(node_id, part.coords()) < 0)
-                if len(part):
-                    yield part
-
-
 # --- writing leaves -----------------------------------------------------------------------------
 
 
-_TASK_REFS: Final = 1_000_000
 _KEPT_BYTES: Final = 256 * 1024
-_REFS: Final = attrgetter("refs")
 
 
 class Written(Struct):
@@ -214,27 +124,24 @@ type WriteLeaves = Callable[[Sequence[PlannedManifest]], Written]
 """Writes manifests, whose leaves replace some of the base."""
 
 
-def write_in_tasks(
-    context: Context,
-    heap: Heap,
-    keys: SessionKeys,
-    index: BlobRef | None,
-    run: Run,
-    tell: Callable[[int], None],
+def write_all(planned: Sequence[PlannedManifest], run: Run, task: WriteLeaves) -> Written:
+    """Write manifests, about `BATCH_ROWS` refs in a task; `progress` is told how many refs."""
+    result, jobs, refs = Written(), [*parts(planned, attrgetter("refs"), BATCH_ROWS)], 0
+    for job, done in zip(jobs, run(task, jobs), strict=True):
+        refs += sum(one.refs for one in job)
+        tell("merging refs", refs)
+        result.add(done)
+    expect("merging refs", refs)  # it was told more, since the same chunk may have several
+    tell("merging refs", refs)
+    return result
+
+
+def task_elsewhere(
+    context: Context, view: SnapshotView, keys: SessionKeys, index: BlobRef | None
 ) -> WriteLeaves:
-    """Writes manifests in other processes, about `_TASK_REFS` refs in a task."""
-    state = freeze_reader(SessionView(context, heap.view))
-    task = partial(_write, replace(state, start=keys.start, lineage=keys.lineage), index)
-
-    def write(planned: Sequence[PlannedManifest]) -> Written:
-        jobs = [*parts(planned, _REFS, _TASK_REFS)]
-        result = Written()
-        for job, done in zip(jobs, run(task, jobs), strict=True):
-            tell(sum(map(_REFS, job)))
-            result.add(done)
-        return result
-
-    return write
+    """Writes manifests in another process."""
+    state = freeze_reader(SessionView(context, view))
+    return partial(_write, replace(state, start=keys.start, lineage=keys.lineage), index)
 
 
 def _write(state: ForkState, index: BlobRef | None, planned: Sequence[PlannedManifest]) -> Written:
@@ -247,7 +154,7 @@ def _write(state: ForkState, index: BlobRef | None, planned: Sequence[PlannedMan
     assert isinstance(context, Context)  # as revived
     keys = SessionKeys(state.start, SYSTEM, state.lineage)
     zones = KnownZones.of(context, view.snapshot.deltas, index)
-    return LeavesHere(context, Heap(view, view.index, ()), keys, zones).write(planned)
+    return LeavesHere(context, view.passing(BATCH_ROWS * ROW_BYTES), keys, zones).write(planned)
 
 
 class _Leaf(Struct, frozen=True):
@@ -259,45 +166,31 @@ class _Leaf(Struct, frozen=True):
     zones: ZoneTable | None
 
 
-class LeavesHere:
+class LeavesHere(Struct, frozen=True):
     """Writes manifests in this process: merges, encodes and uploads some leaves at a time."""
 
-    def __init__(
-        self,
-        context: Context,
-        heap: Heap,
-        keys: SessionKeys,
-        zones: KnownZones,
-        tell: Callable[[int], None] = lambda _: None,
-        moves: PackMoves | None = None,
-    ) -> None:
-        self._context, self._heap, self._keys = context, heap, keys
-        self._zones, self._tell, self._moves = zones, tell, moves
+    context: Context
+    view: SnapshotView
+    keys: SessionKeys
+    zones: KnownZones
+    moves: PackMoves | None = None
 
     def write(self, planned: Sequence[PlannedManifest]) -> Written:
         """Write the manifests."""
-        leaves = [(number, leaf) for number, one in enumerate(planned) for leaf in one.leaves]
-        made: dict[int, list[_Leaf]] = {}
+        leaves, calls, made = (leaf for one in planned for leaf in one.leaves), [], []
+        batches = parts(leaves, attrgetter("count"), BATCH_ROWS)
+        encoded = chain.from_iterable(map(self._encoded, batches))
+        for one in planned:
+            made.append([*islice(encoded, len(one.leaves))])
+            key = self.keys.next("manifests")
+            calls.append(partial(self._upload, key, made[-1], one.set_name))
         result = Written()
-        for batch in parts(leaves, lambda one: one[1].count, BATCH_ROWS):
-            encoded = self._encoded([leaf for _, leaf in batch])
-            for (number, _), one in zip(batch, encoded, strict=True):
-                made.setdefault(number, []).append(one)
-            full = [i for i, some in made.items() if len(some) == len(planned[i].leaves)]
-            calls = [
-                partial(self._upload, self._keys.next("manifests"), made[i], planned[i].set_name)
-                for i in full
+        for some, (ref, copy) in zip(made, self.context.runtime.parallel(calls), strict=True):
+            own = [
+                (one.part.node_id, ref.blob.key, one.zones) for one in some if one.zones is not None
             ]
-            for i, (ref, copy) in zip(full, self._context.runtime.parallel(calls), strict=True):
-                own = [
-                    (one.part.node_id, ref.blob.key, one.zones)
-                    for one in made.pop(i)
-                    if one.zones is not None
-                ]
-                zones = write_pages(self._context, self._keys, own)
-                copies = {ref.blob.key: copy} if copy else {}
-                result.add(Written([ref], copies, zones))
-            self._tell(sum(leaf.count for _, leaf in batch))
+            zones = write_pages(self.context, self.keys, own)
+            result.add(Written([ref], {ref.blob.key: copy} if copy else {}, zones))
         return result
 
     def _encoded(self, batch: Sequence[Part]) -> list[_Leaf]:
@@ -305,18 +198,18 @@ class LeavesHere:
         calls = []
         for node_id, leaves in groupby(batch, lambda leaf: leaf.node_id):
             some = [*leaves]
-            tables = self._heap.view.chunks_in_each(node_id, [leaf.box for leaf in some])
+            tables = self.view.chunks_in_each(node_id, [leaf.box for leaf in some])
             calls += [partial(self._encode, *each) for each in zip(some, tables, strict=True)]
-        return self._context.runtime.parallel(calls)
+        return self.context.runtime.parallel(calls)
 
     def _encode(self, leaf: Part, table: ChunkTable | None) -> _Leaf:
         """The leaf with these chunks."""
         assert table is not None
         assert len(table) == leaf.count  # as `_cut` counted them
         table = take(table, np.arange(len(table)), leaf.box)
-        zones = self._zones.counting(self._heap.view.by_id[leaf.node_id], table)
-        if self._moves:
-            table = self._moves.moved(table)
+        zones = self.zones.counting(self.view.by_id[leaf.node_id], table)
+        if self.moves:
+            table = self.moves.moved(table)
             if zones is not None:
                 chunks = pick(table, zones.coords())
                 zones = zones_of_chunks(zones.meaning, chunks, zones.bounds)
@@ -329,13 +222,13 @@ class LeavesHere:
         """Write a manifest; return its pointer, and a copy if it is to be at hand."""
         manifest = Manifest(tuple((leaf.part, leaf.data) for leaf in leaves))
         data, places = manifest.encode()
-        self._context.objects.create(key, data)
-        merged_to = (self._heap.view.snapshot.sequence,) * len(leaves)
+        self.context.objects.create(key, data)
+        merged_to = (self.view.snapshot.sequence,) * len(leaves)
         blob = BlobRef.to(key, data)
         nbytes = tuple(leaf.stored_bytes for leaf in leaves)
         ref = ManifestRef(blob, manifest.directory(), merged_to, set_name, places, nbytes)
         ids = {leaf.part.node_id for leaf in leaves}
-        is_wanted = coordinate_ids(self._heap.view.among(ids), ids)
+        is_wanted = coordinate_ids(self.view.among(ids), ids)
         copy = data if is_wanted and len(data) <= _KEPT_BYTES else b""
         return ref, copy
 
@@ -417,11 +310,14 @@ def due_of(
 ) -> Due:
     """Return what is due: where pending refs are at least this part of those to be rewritten.
 
-    Counted per manifest, since all its leaves are rewritten together; and per node for chunks in no
-    leaf, with which the leaves in the same cells of the array's layout are rewritten.
+    Counted per manifest, since all its leaves are rewritten together; those of deleted nodes count
+    as pending. And per node for chunks in no leaf, with which the leaves in the same cells of the
+    array's layout are rewritten.
     """
     pending, outside = defaultdict[str, float](float), defaultdict[bytes, float](float)
     beside = defaultdict[bytes, set[str]](set)
+    for ref in base:
+        pending[ref.blob.key] += sum(p.count for p in ref.parts if p.node_id not in facts)
     for _, node_id, leaf, refs, box in unmerged(view, base, facts):
         if leaf is not None:
             pending[leaf.key] += refs
@@ -433,7 +329,7 @@ def due_of(
     def missing(key: str) -> float:
         return ratio * sum(part.count for part in base[key].parts) - pending[key]
 
-    manifests = {key for key, refs in [*pending.items()] if refs and missing(key) <= 0}
+    manifests = {key for key, refs in pending.items() if refs and missing(key) <= 0}
     merged = {
         node_id
         for node_id, refs in outside.items()
@@ -442,68 +338,97 @@ def due_of(
     return Due(manifests, merged, outside.keys() - merged)
 
 
-def repack(
-    context: Context, heap: Heap, facts: NodeFacts, due: Due, ratio: float, write: WriteLeaves
-) -> tuple[Written, tuple[ManifestRef, ...]]:
-    """Rewrite what is due, and what has to be with it, with all that is pending there.
+def plan_leaves(
+    config: ChunkManifests,
+    view: SnapshotView,
+    base: BaseIndex,
+    facts: NodeFacts,
+    due: Due,
+    rows: int,
+) -> tuple[list[PlannedManifest], list[ManifestRef]]:
+    """Plan how what is due, and what has to be with it, is merged with all that is pending there.
 
-    Returns what was written, and the manifests of the new base.
+    Returns the manifests to write, and those of the base that stay. About so many `rows` are in
+    memory at a time.
     """
-    config, base = context.config.chunk_manifests, heap.base
-    changed, layouts = {*due.manifests, *_mostly_dead(base, facts, ratio)}, dict[bytes, Layout]()
-    for node_id in due.outside:
-        new = heap.outside(node_id)
-        layouts[node_id] = layout_around(config, facts[node_id], base, new.box)
-        changed |= {leaf.key for leaf in new.beside(base, node_id, layouts[node_id])}
+    changed, layouts = {*due.manifests}, dict[bytes, Layout]()
+    outside = {node_id: [*_outside(view, base, node_id, rows)] for node_id in due.outside}
+    for node_id, tables in outside.items():
+        boxes = [table.box for table in tables]
+        layouts[node_id] = layout = layout_around(config, facts[node_id], base, boxes)
+        for coords in (table.coords() for table in tables):
+            for cell in layout.groups(coords):
+                one = tuple(coords[cell[0]].tolist())
+                near = base.overlapping(node_id, *layout.around(one, one))
+                changed |= {leaf.key for leaf in near}
     replaced = close(config, facts, base, changed, due.outside, layouts)
-    leaves = [
-        leaf
-        for node_id, layout in sorted(layouts.items())
-        for leaf in _cut(heap, node_id, layout, replaced, apart=node_id in due.left)
-    ]
+    leaves = list[Part]()
+    for node_id, layout in sorted(layouts.items()):
+        old = [leaf for leaf in base.placed(node_id) if leaf.key in replaced]
+        new, apart = outside.get(node_id, []), node_id in due.left
+        leaves += _cut(view, base, node_id, layout, old, new, rows, apart=apart)
     planned = plan_manifests(config, facts, leaves, base, replaced)
     # Neighbours come together, since they need the same tables.
-    written = write(sorted(planned, key=lambda one: part_order(one.leaves[0])))
-    stay = (ref for ref in base if ref.blob.key not in replaced)
-    return written, (*stay, *written.manifests)
-
-
-def _mostly_dead(base: BaseIndex, facts: NodeFacts, ratio: float) -> Iterator[str]:
-    """Keys of manifests of which deleted nodes take up enough for them to be rewritten."""
-    for ref in base:
-        dead = [part.count for part in ref.parts if part.node_id not in facts]
-        if dead and sum(dead) >= ratio * sum(part.count for part in ref.parts):
-            yield ref.blob.key
+    inorder = sorted(planned, key=lambda one: part_order(one.leaves[0]))
+    return inorder, [ref for ref in base if ref.blob.key not in replaced]
 
 
 # --- where the new leaves are ---------------------------------------------------------------------
 
 
+def _outside(
+    view: SnapshotView, base: BaseIndex, node_id: bytes, rows: int
+) -> Iterator[ChunkTable]:
+    """The node's pending chunks in no leaf: tables without refs, region by region in C order."""
+    held = [(part.box, part.count) for part in view.live_parts(node_id) if part.count]
+    for region in batches(held, rows):
+        leaves = base.placed_in(node_id, region)
+        if sum(leaf.part.box.shared_size(region) for leaf in leaves) >= region.size:
+            continue
+        (table,) = view.chunks_in_each(node_id, [region], {leaf.part.box for leaf in leaves})
+        for part in () if table is None else split(table, _PIECE_ROWS):
+            coords = part.coords()
+            found = rearranged(part, base.locate(node_id, coords) < 0, coords)
+            if found is not None:
+                yield bare(found)
+
+
 def _cut(
-    heap: Heap, node_id: bytes, layout: Layout, replaced: Collection[str], *, apart: bool
+    view: SnapshotView,
+    base: BaseIndex,
+    node_id: bytes,
+    layout: Layout,
+    old: Sequence[PlacedLeaf],
+    outside: Sequence[ChunkTable],
+    rows: int,
+    *,
+    apart: bool,
 ) -> Iterator[Part]:
-    """Cut the due chunks of a node into new leaves, region by region.
+    """Cut the chunks of old leaves, and those outside, into new leaves, region by region.
 
     With `apart`, each old leaf by itself: between them may be chunks that are not merged.
     """
-    base, outside = heap.base, heap.outside(node_id)
-    old = [leaf for leaf in base.placed(node_id) if leaf.key in replaced]
-    held = [(leaf.part.box, leaf.part.count) for leaf in old] + outside.held
-    for region in batches(held, heap.rows, layout.cell):
+    held = [(leaf.part.box, leaf.part.count) for leaf in old]
+    held += [(table.box, len(table)) for table in outside]
+    gone = {leaf.part.box for leaf in old}
+    for region in batches(held, rows, layout.cell):
         near = base.placed_in(node_id, region)
-        there = _coords_there(heap, node_id, [x for x in near if x.key in replaced], region)
-        staying = [leaf.part.box for leaf in near if leaf.key not in replaced]
-        for coords in there if apart else [_joined(outside.coords(region), *there)]:
+        staying = [leaf.part.box for leaf in near if leaf.part.box not in gone]
+        there = [leaf for leaf in near if leaf.part.box in gone]
+        found = _coords_there(view, node_id, there, region)
+        over = (table for table in outside if table.box.overlaps(region))
+        found += [within(table, region).coords() for table in over]
+        for coords in found if apart else _joined(found):
             yield from cut(node_id, coords, layout, staying)
 
 
 def _coords_there(
-    heap: Heap, node_id: bytes, near: Sequence[PlacedLeaf], region: Box
+    view: SnapshotView, node_id: bytes, near: Sequence[PlacedLeaf], region: Box
 ) -> list[IndexArray]:
     """The chunks in the region that each of these leaves will have, in C order."""
     if not near:
         return []
-    changes = heap.view.overlay(node_id, min(leaf.merged for leaf in near), region)
+    changes = view.overlay(node_id, min(leaf.merged for leaf in near), region)
     unset = changes.table is not None and (changes.table.kind == RefKind.UNSET).any()
     found, due, removes = list[IndexArray](), list[Box](), unset or changes.truncated is not None
     for leaf in near:
@@ -512,19 +437,19 @@ def _coords_there(
             found.append(box.unravel(np.arange(box.size)))
         else:
             due.append(box)
-    tables = heap.view.chunks_in_each(node_id, due)
+    tables = view.chunks_in_each(node_id, due)
     return found + [table.coords() for table in tables if table is not None]
 
 
-def _joined(*coords: IndexArray) -> IndexArray:
-    """All of these coordinates in C order, each once."""
+def _joined(coords: Sequence[IndexArray]) -> list[IndexArray]:
+    """All of these coordinates together, if there are any, in C order, each once."""
     some = [one for one in coords if len(one)]
     if len(some) < 2:
-        return some[0] if some else coords[0]
+        return some
     box = Box.around(Box.around_coords(one) for one in some)
     linear = np.concatenate([box.ravel(one) for one in some])
     linear.sort(kind="stable")  # fast, since it consists of few ascending runs
-    return box.unravel(linear[np.append(True, linear[1:] > linear[:-1])])
+    return [box.unravel(linear[np.append(True, linear[1:] > linear[:-1])])]
 
 
 # --- writing the base -----------------------------------------------------------------------------

@@ -110,8 +110,8 @@ FAULTS = [
     Fault(
         "what-lies-together-is-parted",
         "planning/packing.py",
-        "            if layouts[node_id].together:",
-        "            if not layouts:",
+        "        if layouts[node_id].together:",
+        "        if not layouts:",
     ),
     Fault(
         "fewer-tasks-than-asked-for", "planning/scan.py", "if too_few(target):", "if not wanted:"
