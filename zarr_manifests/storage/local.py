@@ -604,23 +604,23 @@ class LocalFiles:
         StorageError
             If it cannot be read.
         """
-        fd, url = None, _url(os.path.join(self.root, name))
+        fd = None
         try:
             fd = open_inside(self.root, name)
             data = read_at(fd, start, length)
             found = os.fstat(fd)  # after the read, so that a change during it is detected
-        except _ABSENT as error:
-            raise ObjectNotFoundError(f"there is no file {url}") from error
         except (OSError, OverflowError, MemoryError) as error:
+            url = _url(os.path.join(self.root, name))
+            if isinstance(error, _ABSENT):
+                raise ObjectNotFoundError(f"there is no file {url}") from error
             # The latter if a link was put there just now.
             if isinstance(error, OSError) and error.errno in (errno.EXDEV, errno.ELOOP):
                 raise VirtualContainerError(
                     f"{url} leads out of its container through a symbolic link; open the "
                     "repository with a container that holds the link's target too"
                 ) from error
-            raise StorageError(
-                f"{url} cannot be read: {str(error) or type(error).__name__}"
-            ) from error
+            why = str(error) or type(error).__name__
+            raise StorageError(f"{url} cannot be read: {why}") from error
         finally:
             if fd is not None:
                 os.close(fd)
