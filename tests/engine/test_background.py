@@ -1,4 +1,4 @@
-"""Compactions in the background: none is waited for, none is lost, and errors stay there."""
+"""Compactions in the background: none is waited for, what is not done is due again."""
 
 from __future__ import annotations
 

@@ -18,19 +18,16 @@ applied to any older state, a run has the same effect as its entries one after t
 Compactions on request, and the compaction that a commit makes due
 ------------------------------------------------------------------
 
-In the background a commit only puts its branch into a queue, which a few threads process. Such a
-compaction uses its own thread and its own view of the repository; it shares no thread pool or cache
-with readers and writers. Invariants: a branch is in the queue at most once; there are never more
-threads than the repository's configuration allows; the queue is finished before the interpreter
-exits; a forked child starts with an empty queue.
+In the background a compaction uses its own thread and its own view of the repository; it shares no
+thread pool or cache with readers and writers. Invariants: at most one thread compacts a branch, and
+never more than the repository's configuration allows do so; the interpreter waits for them at its
+exit; a forked child starts with none.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
@@ -94,7 +91,7 @@ from zarr_manifests.planning.live_deltas import merged_counts
 from zarr_manifests.planning.merge import Layer, in_tables, merge_layers
 from zarr_manifests.progress import expect, is_shown
 from zarr_manifests.reports import CompactionReport
-from zarr_manifests.runtime import Run, one_by_one, start_thread
+from zarr_manifests.runtime import ForkSafeLock, Run, one_by_one, start_thread
 
 _ATTEMPTS = 10
 
@@ -508,52 +505,40 @@ def _is_due(view: SnapshotView, options: Compaction) -> bool:
 # --- in the background ----------------------------------------------------------------------------
 
 
-class _Queue:
-    """Branches that are due, and the number of running threads."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.lock = threading.Lock()
-        self.due: OrderedDict[tuple[str, str], Context] = OrderedDict()
-        self.threads = 0
-
-
-_QUEUE = _Queue()
-os.register_at_fork(after_in_child=_QUEUE.reset)  # the parent's threads are not here
+_BUSY: set[tuple[str, str]] = set()
+"""Repositories and branches that threads work on."""
+_LOCK: Final = ForkSafeLock()
+os.register_at_fork(after_in_child=_BUSY.clear)  # the parent's threads are not here
 
 
 def compact_soon(context: Context, branch: str) -> None:
-    """Compact the branch on a thread in the background; returns at once."""
-    most = context.config.compaction.async_threads
-    with _QUEUE.lock:
-        _QUEUE.due[context.repository_id, branch] = context
-        if _QUEUE.threads >= most:
-            return
+    """Compact the branch on a thread in the background; returns at once.
+
+    Unless a thread does so already, or as many as may are busy: the next commit makes it due again.
+    """
     try:
-        start_thread(partial(_work, most))
+        if _may_begin(context, branch):
+            start_thread(partial(_work, context, branch))
     except RuntimeError:  # no more threads, or the interpreter is about to exit
         _LOG.warning("no thread to compact %r on", branch, exc_info=True)
 
 
-def _work(most: int) -> None:
-    """Process the queue until it is empty, unless `most` threads do already."""
-    with _QUEUE.lock:  # it counts itself: an interrupt may come before or after it is started
-        if _QUEUE.threads >= most:
+def _may_begin(context: Context, branch: str) -> bool:
+    free = len(_BUSY) < context.config.compaction.async_threads
+    return free and (context.repository_id, branch) not in _BUSY
+
+
+def _work(context: Context, branch: str) -> None:
+    with _LOCK:  # it counts itself: an interrupt may come before or after it is started
+        if not _may_begin(context, branch):
             return
-        _QUEUE.threads += 1
-    while True:
-        with _QUEUE.lock:
-            if not _QUEUE.due:
-                _QUEUE.threads -= 1
-                return
-            (_, branch), context = _QUEUE.due.popitem(last=False)
-        try:
-            compact_alone(context, branch)
-        except Exception:  # noqa: BLE001 - nobody is there to catch it
-            # The next commit makes it due again.
-            _LOG.warning("compacting %r in the background failed", branch, exc_info=True)
+        _BUSY.add((context.repository_id, branch))
+    try:
+        compact_alone(context, branch)
+    except Exception:  # noqa: BLE001 - nobody is there to catch it
+        _LOG.warning("compacting %r in the background failed", branch, exc_info=True)
+    finally:
+        _BUSY.discard((context.repository_id, branch))
 
 
 def compact_alone(context: Context, branch: str) -> None:
