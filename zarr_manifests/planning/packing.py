@@ -174,20 +174,17 @@ def pack_into(sizes: Sequence[int], capacity: int | None, most_bins: int) -> lis
     >>> pack_into([10, 10, 1, 3, 10], capacity=10, most_bins=2)
     [[0], [3, 2]]
     """
-    bins = first_fit(sizes, capacity)
-    if len(bins) <= most_bins:
-        return bins
     ascending = np.argsort(np.asarray(sizes, np.int64), kind="stable").tolist()
-    found: list[list[int]] = []
-    few, many = 0, len(sizes)  # the `few` smallest fit, the `many` smallest do not
-    while many - few > 1:
-        count = (few + many) // 2
+
+    def packed(count: int) -> list[list[int]]:
         chosen = sorted(ascending[:count])
         bins = first_fit([sizes[i] for i in chosen], capacity)
-        if len(bins) <= most_bins:
-            few, found = count, [[chosen[i] for i in members] for members in bins]
-        else:
-            many = count
+        return [[chosen[i] for i in members] for members in bins]
+
+    found = packed(len(sizes))
+    if len(found) > most_bins:
+        counts = range(len(sizes))
+        found = packed(bisect_right(counts, most_bins, key=lambda n: len(packed(n))) - 1)
     return found
 
 
@@ -238,30 +235,29 @@ class Overflow(Struct, frozen=True):
 
 
 class _Item(Struct):
-    """A unit of placement: an array, or one leaf of a split array."""
+    """A unit of placement, an array or one leaf of a split array; `size` has to fit a manifest.
+
+    The size of an array counts its leaves that stay elsewhere, too.
+    """
 
     facts: ArrayFacts
     leaves: tuple[Part, ...]
-    total: int  # refs of the whole array, with leaves that stay elsewhere
-    one_by_one: bool
+    size: int
     refs: int = 0
 
     def __post_init__(self) -> None:
         self.refs = sum(leaf.count for leaf in self.leaves)
 
     @property
-    def size(self) -> int:
-        """The size that has to fit into a manifest: the whole array's, or one leaf's."""
-        return self.refs if self.one_by_one else self.total
-
-    @property
     def order(self) -> tuple[Coords, str, bytes]:
         """Order among equal sizes: leaves that start at the same chunk are packed together."""
         return self.leaves[0].box.lo, self.facts.path, self.facts.node_id
 
-    def split(self) -> list[_Item]:
-        """The item's leaves one by one."""
-        return [_Item(self.facts, (leaf,), self.total, True) for leaf in self.leaves]
+    def split(self, most: int | None = 0) -> list[_Item]:
+        """The item's leaves one by one, unless its size is at most `most`."""
+        if most is None or self.size <= most:
+            return [self]
+        return [_Item(self.facts, (leaf,), leaf.count) for leaf in self.leaves]
 
 
 def plan_manifests(
@@ -318,7 +314,7 @@ def plan_manifests(
     for one in config.ordered_sets():
         items = assigned[one.name]
         if one.overflow_to is None and config.splitting is not None:
-            items = [leaf for item in items for leaf in _fitting(item, one.max_manifest_size)]
+            items = [leaf for item in items for leaf in item.split(one.max_manifest_size)]
         room = len(items)
         if one.cardinality is not None:
             stay = sum(ref.blob.key not in replaced for ref in base.in_set(one.name))
@@ -352,7 +348,7 @@ def _arrays(
         if any(a.box == b.box for a, b in pairwise(ordered)):
             raise InvalidArgumentError(f"{facts[node_id].path}: a leaf comes twice")
         total = sum(leaf.count for leaf in parts) + base.refs(node_id) - gone[node_id]
-        items.append(_Item(facts[node_id], ordered, total, False))
+        items.append(_Item(facts[node_id], ordered, total))
     return sorted(items, key=lambda item: (item.facts.path, item.facts.node_id))
 
 
@@ -381,11 +377,6 @@ def _manifest(one: ManifestSet, group: Sequence[_Item]) -> PlannedManifest:
     leaves = [(item.facts.path, leaf) for item in group for leaf in item.leaves]
     leaves.sort(key=lambda of: (of[0], part_order(of[1])))
     return PlannedManifest(one.name, tuple(leaf for _, leaf in leaves))
-
-
-def _fitting(item: _Item, most: int | None) -> list[_Item]:
-    """The item, or its leaves if it is too big."""
-    return [item] if most is None or item.size <= most else item.split()
 
 
 def _wanted(config: ChunkManifests, facts: ArrayFacts) -> tuple[int | None, ManifestSet]:
