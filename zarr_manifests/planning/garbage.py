@@ -66,7 +66,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.config import Snapshots
+from zarr_manifests.config import Compaction, Snapshots
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Node
@@ -423,14 +423,7 @@ class CompactionMode(StrEnum):
     FULL = "full"
 
 
-def is_due(
-    unrolled: int,
-    sequence: int,
-    *,
-    min_delta_count: int,
-    max_delta_count: int,
-    interval_commits: int,
-) -> bool:
+def is_due(unrolled: int, sequence: int, options: Compaction) -> bool:
     """Whether a compaction is due after the commit with this sequence number.
 
     Parameters
@@ -439,21 +432,21 @@ def is_due(
         The number of deltas that are in no run.
     sequence : int
         The commit's number in the branch's history.
-    min_delta_count, max_delta_count : int
-        Below the minimum, none is due; from the maximum on, one always is.
-    interval_commits : int
-        In between, one is due when the sequence is a multiple of this.
+    options : Compaction
+        Below `min_delta_count`, none is due; from `max_delta_count` on, one always is. In between,
+        one is due when the sequence is a multiple of `interval_commits`.
 
     Examples
     --------
+    >>> from zarr_manifests.config import Compaction
     >>> from zarr_manifests.planning.garbage import is_due
-    >>> limits = dict(min_delta_count=10, max_delta_count=50, interval_commits=100)
-    >>> is_due(49, 149, **limits), is_due(50, 150, **limits), is_due(12, 200, **limits)
+    >>> options = Compaction(min_delta_count=10, max_delta_count=50, interval_commits=100)
+    >>> is_due(49, 149, options), is_due(50, 150, options), is_due(12, 200, options)
     (False, True, True)
     """
-    if unrolled >= max_delta_count:
+    if unrolled >= options.max_delta_count:
         return True
-    return unrolled >= min_delta_count and sequence % interval_commits == 0
+    return unrolled >= options.min_delta_count and sequence % options.interval_commits == 0
 
 
 def opening_is_slow(changes: int, nbytes: int, tables: int) -> bool:

@@ -416,19 +416,17 @@ def merged_counts(
     For a node that no longer exists, only a count that says nothing is left is kept: the node may
     come back, and older entries have counted its chunks.
     """
-    found, whole = dict[bytes, Amount](), set[bytes]()
+    amounts, whole = dict[bytes, Amount](), set[bytes]()
     for entry in entries:
-        if entry.last > after:  # else the base has counted it
-            lay_over(found, entry)
+        if entry.last > after:  # else already counted by the base
+            lay_over(amounts, entry)
             whole |= {count.node_id for count in entry.counts if count.counted & Counted.WHOLE}
-    counts = [
+    counts = (
         amount.to_count(node_id, Counted.WHOLE if node_id in whole else Counted.EXACT)
-        for node_id, amount in found.items()
-    ]
+        for node_id, amount in amounts.items()
+    )
     return tuple(
-        count
-        for count in counts
-        if count.node_id in alive or count == Count(count.node_id, 0, 0, Counted.WHOLE)
+        c for c in counts if c.node_id in alive or c == Count(c.node_id, 0, 0, Counted.WHOLE)
     )
 
 

@@ -492,14 +492,9 @@ def compact_if_due(context: Context, branch: str, view: SnapshotView) -> Snapsho
 
 
 def _is_due(view: SnapshotView, options: Compaction) -> bool:
-    snapshot = view.snapshot
-    return opening_is_slow(*view.node_changes()) or is_due(
-        sum(entry.first == entry.last for entry in snapshot.deltas),
-        snapshot.sequence,
-        min_delta_count=options.min_delta_count,
-        max_delta_count=options.max_delta_count,
-        interval_commits=options.interval_commits,
-    )
+    unrolled = sum(entry.first == entry.last for entry in view.snapshot.deltas)
+    slow = opening_is_slow(*view.node_changes())
+    return slow or is_due(unrolled, view.snapshot.sequence, options)
 
 
 # --- in the background ----------------------------------------------------------------------------
