@@ -792,8 +792,8 @@ class Repository:
         Decodes the chunks of a branch's head that have no statistics yet, and stores the least and
         greatest value of each, and how many are missing. Statistics change the speed of queries,
         never their results, and conflict with no commit. Chunks that are overwritten meanwhile
-        simply have none. An array has statistics if its values are numbers, booleans, times or
-        texts of fixed length, in the usual codecs.
+        simply have none. An array has statistics if its values are numbers, booleans or times, in
+        the usual codecs.
 
         Parameters
         ----------

@@ -448,8 +448,6 @@ class _Pruner:
         meaning = self._meaning
         fill = meaning.fill.reshape(1)
         missing = np.isin(fill, meaning.missing)
-        if fill.dtype.kind in "SU":
-            return Ranges.of_cells(fill, missing)
         values, null = comparable(self._array.decoded(self._node, meaning.decodable(fill)))
         found = Ranges.of_cells(values, missing | null)
         if values.dtype.kind == "O" or self._is_rounded(values):
@@ -471,8 +469,6 @@ class _Pruner:
         low, high, bounded = bounds.low, bounds.high, bounds.bounded
         nullable = bool(len(meaning.missing)) or meaning.dtype.kind in "fmM"
         nulls = ((bounds.missing > 0) | ~hold) & nullable
-        if dtype.kind == "S" and meaning.dtype.kind in "SU":
-            return Ranges(low, high, bounded, nulls, hold)
         if dtype != meaning.dtype:
             return None
         fill = meaning.fill

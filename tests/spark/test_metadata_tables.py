@@ -151,11 +151,7 @@ def test_statistics_are_those_of_the_chunks() -> None:
     made.compute_statistics()
     with made.transaction(message="not measured") as store:
         zarr.create_array(store, name="late", shape=(2,), chunks=(1,), dtype="<U3")[:] = "a"
-    text = [tuple(row.values()) for row in rows(made, "statistics") if row["path"] != "/t"]
-    assert text == [
-        ("/name", [0], "apple", "kiwi", 0, 0, 2, None),
-        ("/name", [1], "fig", "plum", 0, 0, 2, None),
-    ]
+    assert {row["path"] for row in rows(made, "statistics")} == {"/t"}
     numbered = rows(made, "statistics", "t")
     for end, expected in (("low", [1, 2, None, 7]), ("high", [3, 2, None, 8])):
         bounds = [row[end] if row[end] is None else float(row[end]) for row in numbered]

@@ -248,16 +248,9 @@ def bounds_of(packed: dict[str, Any]) -> list[list[Any]]:
     """The rows of bounds: low, high (both None without a value), missing, NaN, sum, clip."""
     n, kind, size = packed["n"], packed["type"][1], int(re.split(r"[\[]", packed["type"][2:])[0])
     demand(n <= 2**24, "number of bounds")
-    if kind == "S":
-        demand(len(packed["low"]) == len(packed["high"]) == n * size, "length of texts")
-        lows, highs = (
-            [packed[name][i * size : (i + 1) * size].rstrip(b"\0") for i in range(n)]
-            for name in ("low", "high")
-        )
-    else:
-        bits, spans = (bits_of(packed[name], n, size) for name in ("low", "high"))
-        tops = [(low + span) % 2 ** (8 * size) for low, span in zip(bits, spans, strict=True)]
-        lows, highs = values_of(bits, kind, size), values_of(tops, kind, size)
+    bits, spans = (bits_of(packed[name], n, size) for name in ("low", "high"))
+    tops = [(low + span) % 2 ** (8 * size) for low, span in zip(bits, spans, strict=True)]
+    lows, highs = values_of(bits, kind, size), values_of(tops, kind, size)
     bounded, missing, nan, clip = (
         column(packed[name], n) for name in ("bounded", "missing", "nan", "clip")
     )

@@ -72,15 +72,14 @@ class ChunkStatistics(Struct, frozen=True, eq=False):
     coords : int64[n, ndim]
         Chunk coordinates.
     low, high : array[n]
-        Least and greatest stored value that is neither missing nor NaN. Texts are UTF-8 bytes, may
-        be cut, and are then bounds.
+        Least and greatest stored value that is neither missing nor NaN.
     bounded : bool[n]
         Whether there is such a value; if not, `low` and `high` mean nothing.
     missing, nan, cells : int64[n]
         Number of missing values, of NaN, and of all cells, inside the array's shape when they were
         counted.
     sums : float64[n]
-        Sum of the stored values that are not missing; NaN where it is not known, and of texts and
+        Sum of the stored values that are not missing; NaN where it is not known, and of
         times.
     """
 
@@ -113,7 +112,7 @@ def chunk_statistics(
         known = zones_of(contents.context, contents.view, [node.node_id], branch)
         zones = known.counting(node, table, contents.changes.zones_of(node.node_id))
     if zones is None:
-        kind = np.dtype("S1") if meaning.dtype.kind in "UV" else meaning.dtype
+        kind = meaning.dtype if meaning.measurable else np.dtype(np.float64)
         nothing, none = np.empty(0, kind), np.empty(0, np.int64)
         coords, sums = np.empty((0, len(node.array_meta.shape)), np.int64), sum_type(kind)
         found = Bounds(nothing, nothing, none == 0, none, none, none.astype(sums or "f8"), none)

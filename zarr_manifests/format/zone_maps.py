@@ -7,11 +7,10 @@ and range elsewhere; a hash of the bytes for inline chunks. The *meaning* is a h
 how stored bytes become values. An entry counts only for a chunk with this address, of an array with
 this meaning, so entries never have to be updated. Without entries everything is read.
 
-Numbers are kept as the bits they are, high ones as differences from low ones. Texts are cut, and
-rounded outward.
+Numbers and times are kept as the bits they are, high ones as differences from low ones.
 
-Invariants: a decoded `low` is never above the encoded one, and `high` never below; those of numbers
-and times are exact. The number of entries in an object is bounded before any is decoded.
+Invariants: decoded bounds are exact. The number of entries in an object is bounded before any is
+decoded.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ HASH_BYTES: Final = 16
 """Bytes of the hash that identifies an inline chunk."""
 PAGE_ROWS: Final = 1 << 16
 """Most entries of a page."""
-_TEXT_BYTES: Final = 16
-_DTYPES: Final = re.compile(
-    r"[<|]([fiu][1248]|b1|[Mm]8(\[\d{0,9}[a-z]{1,2}\])?|S[1-9]\d{0,3})", re.IGNORECASE
-)
+_DTYPES: Final = re.compile(r"[<|]([fiu][1248]|b1|[Mm]8(\[\d{0,9}[a-z]{1,2}\])?)", re.IGNORECASE)
 
 _UNREADABLE: Final = CorruptObjectError, UnsupportedFormatError
 _COUNTS: Final = ("bounded", "missing", "nan", "clip")
@@ -102,8 +98,7 @@ class Bounds(Struct, frozen=True, eq=False):
     Parameters
     ----------
     low, high : array[n]
-        Least and greatest stored value that is neither missing nor NaN, native and little-endian;
-        texts as UTF-8 bytes.
+        Least and greatest stored value that is neither missing nor NaN, native and little-endian.
     bounded : bool[n]
         Whether there is such a value; if not, `low` and `high` mean nothing.
     missing, nan : int64[n]
@@ -195,9 +190,7 @@ class Bounds(Struct, frozen=True, eq=False):
         if not len(some):
             return Bounds(self.low[:1], self.high[:1], self.bounded[:1], *rest)
         low, high = self.low[some], self.high[some]
-        # numpy has no least text, but sorts texts.
-        least, most = (low.min(), high.max()) if low.dtype.kind != "S" else (min(low), max(high))
-        ends = np.array([least], low.dtype), np.array([most], low.dtype)
+        ends = np.array([low.min()], low.dtype), np.array([high.max()], low.dtype)
         return Bounds(*ends, np.array([True]), *rest)
 
     @staticmethod
@@ -214,7 +207,7 @@ class Bounds(Struct, frozen=True, eq=False):
         return Bounds(**columns, digest=digest)
 
     def pack(self) -> dict[str, Any]:
-        """As a map for msgpack, rounded outward; needs at least one row."""
+        """As a map for msgpack; needs at least one row."""
         packed: dict[str, Any] = {"n": len(self)}
         for name in _COUNTS:
             packed[name] = encode_column(getattr(self, name).astype(np.int64))
@@ -223,38 +216,17 @@ class Bounds(Struct, frozen=True, eq=False):
                 packed[name] = _packed(getattr(self, name))
         if self.digest:
             packed["digest"] = self.digest
-        if self.low.dtype.kind == "S":
-            return packed | self._texts()
         span = _bits(self.high) - _bits(self.low)
         ends = {"low": _packed(self.low), "high": _packed(span)}
         return {**packed, "type": self.low.dtype.str, **ends}
-
-    def _texts(self) -> dict[str, Any]:
-        """The bounds of texts, cut to their first bytes."""
-        whole = [np.where(self.bounded, texts, b"") for texts in (self.low, self.high)]
-        width = max(1, min(whole[1].dtype.itemsize, _TEXT_BYTES))
-        low, high = (texts.astype(f"S{width}") for texts in whole)
-        for row in np.flatnonzero(high != whole[1]).tolist():
-            cut = bytes(high[row]).rstrip(b"\xff")
-            if not cut:  # no text of this length is greater
-                low, high = whole
-                break
-            high[row] = cut[:-1] + bytes([cut[-1] + 1])
-        return {"type": high.dtype.str, "low": low.tobytes(), "high": high.tobytes()}
 
     @classmethod
     def parse(cls, stored: StoredBounds) -> Bounds:
         """From an untrusted map that `pack` made."""
         n, dtype = stored.n, _dtype(stored.type)
-        if dtype.kind == "S":
-            texts = record(tuple[bytes, bytes], (stored.low, stored.high), "zones.bounds")
-            if {*map(len, texts)} != {n * dtype.itemsize}:
-                raise CorruptObjectError("zones.bounds: texts of another length")
-            low, high = (np.frombuffer(text, dtype) for text in texts)
-        else:
-            low = _unpacked(stored.low, n, dtype)
-            span = _unpacked(stored.high, n, np.dtype(f"<u{dtype.itemsize}"))
-            high = _values(_bits(low) + span, dtype)
+        low = _unpacked(stored.low, n, dtype)
+        span = _unpacked(stored.high, n, np.dtype(f"<u{dtype.itemsize}"))
+        high = _values(_bits(low) + span, dtype)
         counts: Any = {name: decode_column(getattr(stored, name), n, 2**62) for name in _COUNTS}
         floats: Any = {
             name: _unpacked(one, n, sum_type(dtype) if name == "sums" else np.dtype("f8"))

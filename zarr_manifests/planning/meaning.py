@@ -50,7 +50,6 @@ WEIGHTS: Final = re.compile(r"([^\s:]+):\s*(\S+)")
 """A dimension, and what the weights along it are."""
 _EXACT: Final = 2**53
 """Xarray compares larger integers as floats, which also takes their neighbours for missing."""
-_MAX_TEXT_BYTES: Final = 4096
 _LOSSLESS: Final = frozenset(
     {"bytes", "transpose", "shuffle", "base64"}
     | {"blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"}
@@ -69,7 +68,7 @@ class Meaning(Struct, frozen=True, eq=False):
     lossless : bool
         Whether every codec is known to give back exactly what was stored.
     measurable : bool
-        Whether the values can be compared: numbers, booleans, times and texts of fixed length.
+        Whether the values can be compared: numbers, booleans and times.
         If not, the other fields mean nothing.
     stored : dtype
         Type of the stored values, in native byte order.
@@ -123,14 +122,10 @@ class Meaning(Struct, frozen=True, eq=False):
 
     def compares(self, dtype: np.dtype[Any]) -> bool:
         """Whether bounds of this type are of values that are compared so."""
-        texts = dtype.kind == "S" and self.dtype.kind in "SU"
-        return self.measurable and (texts or dtype == self.dtype)
+        return self.measurable and dtype == self.dtype
 
     def decodable(self, bounds: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Bounds, as stored values that a reader can decode."""
-        if self.dtype.kind == "U":
-            texts = np.strings.decode(bounds, "utf-8", "surrogatepass")
-            return texts.astype(self.stored)
         return bounds.astype(self.dtype, copy=False).view(self.stored)
 
 
@@ -184,12 +179,8 @@ def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Fo
     data_type = parse_dtype(said_type, zarr_format=version)
     given: np.dtype[Any] = data_type.to_native_dtype()
     stored: Any = given.newbyteorder("=")
-    if stored.kind not in "biufmMSU" or stored.itemsize == 0:
+    if stored.kind not in "biufmM" or "_Encoding" in attributes:
         return None
-    if stored.kind in "SU" and stored.itemsize > _MAX_TEXT_BYTES:
-        return None
-    if stored == np.dtype("S1") or "_Encoding" in attributes:
-        return None  # xarray joins characters to texts
     as_bool = attributes.get("dtype") == "bool" and stored.kind != "b"
     if as_bool or (stored.kind in "mM" and np.datetime_data(stored)[0] == "generic"):
         return None
@@ -205,7 +196,7 @@ def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Fo
         with np.errstate(over="ignore"):
             filled = data_type.from_json_scalar(said, zarr_format=version)
     fill = np.asarray(filled, stored)
-    absent: list[Any] = []  # exact numbers or texts
+    absent: list[Any] = []
     if is_v2 and said is not None:
         absent.append(fill.astype(stored).view(dtype)[()])
     elif "_FillValue" in attributes:
@@ -224,8 +215,6 @@ def _understood(fields: Mapping[str, Any], attributes: Mapping[str, Any]) -> _Fo
 
 def _decoded_fill_value(said: Any, dtype: np.dtype[Any]) -> Any:
     """The attribute as xarray decodes it; other writers leave numbers as they are."""
-    if dtype.kind == "S":
-        return base64.standard_b64decode(said)
     if dtype.kind == "f" and isinstance(said, str):
         return struct.unpack("<d", base64.standard_b64decode(said))[0]
     return int(said) if dtype.kind in "iu" else said
@@ -245,12 +234,6 @@ def _marks(given: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     for value in given:
         if dtype.kind in "mM":
             return None  # how xarray compares these with numbers is not settled
-        if dtype.kind in "SU":
-            if not isinstance(value, bytes if dtype.kind == "S" else str):
-                return None
-            if np.asarray(value).astype(dtype) == value:
-                marks.append(value)
-            continue
         number = value.item() if isinstance(value, np.generic) else value
         if not isinstance(number, int | float):
             return None
@@ -372,10 +355,8 @@ def like(zones: ZoneTable, other: ZoneTable) -> bool:
     return _alike(zones) == _alike(other)
 
 
-def _alike(zones: ZoneTable) -> tuple[bytes, str, int]:
-    dtype = zones.bounds.low.dtype
-    # Texts of any length go together.
-    return zones.meaning, "text" if dtype.kind == "S" else dtype.str, zones.box.ndim
+def _alike(zones: ZoneTable) -> tuple[bytes, np.dtype[Any], int]:
+    return zones.meaning, zones.bounds.low.dtype, zones.box.ndim
 
 
 def in_pages(zones: ZoneTable) -> Iterator[ZoneTable]:

@@ -5,8 +5,8 @@ processor's cache after the first pass. Most take three passes, for the smallest
 one and the sum. Only where the first two show that values may be missing, further passes count them
 and leave them out.
 
-Numbers and booleans are compared as they are, times as the integers they are stored as, and texts
-by their positions among the texts of the block. Numbers and booleans have a sum.
+Numbers and booleans are compared as they are, and times as the integers they are stored as. Numbers
+and booleans have a sum.
 
 Groups of the cells of an array: what is selected along each axis, and what is known of each
 --------------------------------------------------------------------------------------------
@@ -80,8 +80,6 @@ def measure(
     >>> found.missing.tolist(), found.sums.tolist()
     ([0, 1, 1], [4, 7, 0])
     """
-    if values.dtype.kind in "SU":
-        return _measured_texts(values, chunk_shape, missing)
     if not values.ndim:
         values, chunk_shape = values.reshape(1), (1,)
     clips = grid_clips(values.shape, chunk_shape)
@@ -204,19 +202,6 @@ def _numbers(
     if dtype.kind in "mM":
         marks = np.append(marks, np.iinfo(np.int64).min)  # NaT
     return dtype, number, marks
-
-
-def _measured_texts(values: _Values, chunk_shape: Sequence[int], missing: _Values) -> Bounds:
-    every = np.concatenate([values.ravel(), missing.astype(values.dtype)])
-    texts, positions = np.unique(every, return_inverse=True)
-    inside, marks = np.split(positions.astype(np.int64), [values.size])
-    found = measure(inside.reshape(values.shape), chunk_shape, np.unique(marks))
-    ends = [texts[np.where(found.bounded, at, 0)] for at in (found.low, found.high)]
-    if values.dtype.kind == "U":
-        ends = [np.strings.encode(end, "utf-8", "surrogatepass") for end in ends]
-    low, high = (end.astype(f"S{values.dtype.itemsize}") for end in ends)
-    none = np.full(len(found), np.nan)
-    return Bounds(low, high, found.bounded, found.missing, found.nan, none, found.clip)
 
 
 @_quiet

@@ -290,9 +290,6 @@ def _statistics(session: Session, arrays: Iterable[str]) -> pa.Table:
 
 
 def _texts(values: npt.NDArray[Any], bounded: npt.NDArray[np.bool_]) -> pa.Array:
-    if values.dtype.kind == "S":
-        # A bound may end within a character.
-        values = np.char.decode(values, "utf-8", "replace")
     return pa.array(values.astype(str), _TEXT, mask=~bounded)
 
 

@@ -68,7 +68,6 @@ FIELDS: dict[str, Callable[[Values], tuple[Any, dict[str, Any]]]] = {
         {"dtype": "i2", "scale_factor": -0.5, "add_offset": 3.0, "_FillValue": 99},
     ),
     "times": lambda n: (n * np.timedelta64(1, "h"), {"units": "hours", "dtype": "i8"}),
-    "texts": lambda n: (n.astype("U4"), {}),
 }
 
 

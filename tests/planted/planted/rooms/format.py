@@ -60,12 +60,6 @@ FAULTS = [
         "if len(covered) > HEADER_BYTES + MAX_PAYLOAD_BYTES:",
     ),
     Fault(
-        "upper-bounds-rounded-down",
-        "format/zone_maps.py",
-        "for row in np.flatnonzero(high != whole[1]).tolist():",
-        "for row in []:",
-    ),
-    Fault(
         "rows-out-of-order-accepted",
         "format/chunk_table.py",
         "bool((self.index[1:] > self.index[:-1]).all())",
