@@ -51,7 +51,7 @@ from zarr_manifests.format.zone_maps import (
     Zones,
     ZoneTable,
 )
-from zarr_manifests.grid import Box, corners
+from zarr_manifests.grid import Box
 from zarr_manifests.planning.garbage import parts
 from zarr_manifests.planning.leaves import PlacedLeaf
 from zarr_manifests.planning.live_deltas import has_changes
@@ -139,7 +139,7 @@ class KnownZones(Struct, frozen=True):
         meaning = Meaning.of(node.documents)
         found = []
         for zones in chain(self.near(node.node_id, table.box), newer):
-            if zones.meaning == meaning.digest and meaning.compares(zones.bounds.low.dtype):
+            if (zones.meaning, zones.bounds.low.dtype) == (meaning.digest, meaning.dtype):
                 kept = taken(zones, valid(zones, table))
                 found += [kept] if len(kept) else []
         if not found:
@@ -244,11 +244,10 @@ def _still(old: ZonePages, new: Sequence[ZonePages], live: Collection[str]) -> l
     in no leaf that lie in its box.
     """
     leaves = {(page.leaf, page.box) for part in new for page in part.pages if page.leaf is not None}
-    lo, hi = corners([box for _, box in leaves], old.pages[0].box.ndim)
     keep = [
         page.leaf in live and (page.leaf, page.box) not in leaves
         if page.leaf is not None
-        else not ((lo <= page.box.lo) & (page.box.hi <= hi)).all(axis=1).any()
+        else not any(box.shared_size(page.box) == page.box.size for _, box in leaves)
         for page in old.pages
     ]
     pages = tuple(page for page, stays in zip(old.pages, keep, strict=True) if stays)
@@ -278,8 +277,7 @@ def with_zones(
     paged, uploads = dict(index_directory(context, branch.index).zones), list[Upload]()
     new = grouped(zones)
     live = grouped((part.node_id, ref.blob.key) for ref in manifests for part in ref.parts)
-    stay = live.keys() - set(changed)
-    for node_id in sorted({*new, *(paged.keys() - stay)}):
+    for node_id in sorted({*new, *changed, *(paged.keys() - live.keys())}):
         both, node = new.get(node_id, []), nodes.get(node_id)
         old = usable(context, paged.pop(node_id, None), ZonePages)
         if node is None:

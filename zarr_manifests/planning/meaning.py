@@ -120,10 +120,6 @@ class Meaning(Struct, frozen=True, eq=False):
             return values
         return values.astype(self.stored, copy=False).view(self.dtype)
 
-    def compares(self, dtype: np.dtype[Any]) -> bool:
-        """Whether bounds of this type are of values that are compared so."""
-        return self.measurable and dtype == self.dtype
-
     def decodable(self, bounds: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Bounds, as stored values that a reader can decode."""
         return bounds.astype(self.dtype, copy=False).view(self.stored)
@@ -352,11 +348,8 @@ def merged(tables: Sequence[ZoneTable]) -> ZoneTable:
 
 def like(zones: ZoneTable, other: ZoneTable) -> bool:
     """Whether the entries can be merged: one meaning, one type, as many axes."""
-    return _alike(zones) == _alike(other)
-
-
-def _alike(zones: ZoneTable) -> tuple[bytes, np.dtype[Any], int]:
-    return zones.meaning, zones.bounds.low.dtype, zones.box.ndim
+    both = ((one.meaning, one.bounds.low.dtype, one.box.ndim) for one in (zones, other))
+    return len({*both}) == 1
 
 
 def in_pages(zones: ZoneTable) -> Iterator[ZoneTable]:

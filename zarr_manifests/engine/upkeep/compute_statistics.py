@@ -28,7 +28,7 @@ from zarr_manifests.engine.metadata import SessionKeys
 from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_reader
 from zarr_manifests.engine.roots import opened
 from zarr_manifests.engine.totals import totals_of
-from zarr_manifests.engine.view import Context, SnapshotView
+from zarr_manifests.engine.view import Context
 from zarr_manifests.engine.zones import KnownZones, add_to_index, write_pages
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Node
@@ -52,7 +52,6 @@ from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import StatisticsReport
 from zarr_manifests.runtime import Run
 
-_ATTEMPTS: Final = 100
 _BATCH_BYTES: Final = 8 << 20
 _ABREAST: Final = 4
 _GAP_BYTES: Final = 64 * 1024
@@ -212,8 +211,11 @@ class _Measuring(Struct):
             now = view.chunks_in(node_id, leaf.part.box)
             if now is not None:
                 yield _Due(leaf, now, self._missing(array, now))
-        for table in _outside(view, node_id, boxes):
-            yield _Due(None, table, self._missing(array, table))
+        pending = rows_in(view.overlay(node_id).table, boxes, outside=True)
+        if pending is not None:
+            pending = select(pending, pending.kind != RefKind.UNSET)
+            for table in split(pending, _ROWS) if len(pending) else ():
+                yield _Due(None, table, self._missing(array, table))
 
     def _missing(self, array: _MeasuredArray, table: ChunkTable) -> npt.NDArray[np.bool_]:
         """Which chunks have no entry, or not one for what the array declares."""
@@ -262,14 +264,6 @@ def _measured(contents: SessionView, array: _MeasuredArray, table: ChunkTable) -
         return None
     rows = select(table, np.array(keep))
     return zones_of_chunks(array.meaning.digest, rows, Bounds.joined(found))
-
-
-def _outside(view: SnapshotView, node_id: bytes, boxes: Sequence[Box]) -> Iterator[ChunkTable]:
-    """The chunks of live deltas that lie in no leaf, some at a time."""
-    pending = rows_in(view.overlay(node_id).table, boxes, outside=True)
-    if pending is not None:
-        pending = select(pending, pending.kind != RefKind.UNSET)
-        yield from split(pending, _ROWS) if len(pending) else ()
 
 
 def compute_statistics(
