@@ -241,13 +241,16 @@ def _still(old: ZonePages, new: Sequence[ZonePages], live: Collection[str]) -> l
     """The older pages of a node that new ones do not replace.
 
     Those of leaves have to be live. The page of a leaf replaces the one before, and those of chunks
-    in no leaf that lie in its box.
+    in no leaf that lie in its box. If there are new ones of chunks in no leaf, they replace all
+    such.
     """
-    leaves = {(page.leaf, page.box) for part in new for page in part.pages if page.leaf is not None}
+    leaves = {(page.leaf, page.box) for part in new for page in part.pages}
     keep = [
         page.leaf in live and (page.leaf, page.box) not in leaves
         if page.leaf is not None
-        else not any(box.shared_size(page.box) == page.box.size for _, box in leaves)
+        else not any(
+            leaf is None or box.shared_size(page.box) == page.box.size for leaf, box in leaves
+        )
         for page in old.pages
     ]
     pages = tuple(page for page, stays in zip(old.pages, keep, strict=True) if stays)

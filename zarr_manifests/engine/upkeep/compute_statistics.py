@@ -143,12 +143,12 @@ class _MeasuredArray(Struct, frozen=True):
 
 
 class _Due(Struct):
-    """Chunks without entries: of a leaf, or of no leaf; and the entries that they get."""
+    """Chunks of a leaf, or of no leaf; their entries, and which of them have none at first."""
 
     leaf: PlacedLeaf | None
     table: ChunkTable
+    entries: list[ZoneTable]
     missing: npt.NDArray[np.bool_]
-    fresh: list[ZoneTable] = []
 
 
 def _measure(state: ForkState, node_id: bytes, table: ChunkTable) -> ZoneTable | None:
@@ -181,27 +181,24 @@ class _Measuring(Struct):
         for some in parts(self._due(array), lambda due: len(due.table), most):
             self._measure(array, some)
             for due in some:
-                chunks, known = chunks + len(due.table), known + int((~due.missing).sum())
-                measured += sum(map(len, due.fresh))
-                beside += due.fresh if due.leaf is None else self._added(node, due.leaf, due.fresh)
+                had = len(due.table) - int(due.missing.sum())
+                chunks, known = chunks + len(due.table), known + had
+                measured += sum(map(len, due.entries)) - had
+                beside += due.entries if due.leaf is None else self._added(node, due.leaf, due)
         beside = [one for one in beside if len(one)]
-        if beside:
+        if measured and beside:
             pages = [(node.node_id, None, page) for page in in_pages(merged(beside))]
             self.new += write_pages(self.context, self.keys, pages)
         return StatisticsReport(path, chunks, known, measured)
 
-    def _added(
-        self, node: Node, leaf: PlacedLeaf, fresh: Sequence[ZoneTable]
-    ) -> Iterator[ZoneTable]:
-        """Write the page of a leaf with these entries; yields those of chunks it does not have."""
-        if not fresh:
-            return
+    def _added(self, node: Node, leaf: PlacedLeaf, due: _Due) -> Iterator[ZoneTable]:
+        """Write the page of a leaf, if it is new; yields the entries of chunks it does not have."""
         (table,) = self.contents.view.leaves(node.node_id, leaf.part.box.__eq__)
-        zones = self.zones.counting(node, table, fresh)
+        zones = self.zones.counting(node, table, due.entries) if due.missing.any() else None
         if zones is not None:
             page = node.node_id, leaf.key, zones
             self.new += write_pages(self.context, self.keys, [page])
-        yield from (taken(one, ~valid(one, table)) for one in fresh)
+        yield from (taken(one, ~valid(one, table)) for one in due.entries)
 
     def _due(self, array: _MeasuredArray) -> Iterator[_Due]:
         """The chunks of one leaf after the other, and then those of no leaf."""
@@ -210,21 +207,22 @@ class _Measuring(Struct):
             boxes.append(leaf.part.box)
             now = view.chunks_in(node_id, leaf.part.box)
             if now is not None:
-                yield _Due(leaf, now, self._missing(array, now))
+                yield self._looked_up(array, leaf, now)
         pending = rows_in(view.overlay(node_id).table, boxes, outside=True)
         if pending is not None:
             pending = select(pending, pending.kind != RefKind.UNSET)
             for table in split(pending, _ROWS) if len(pending) else ():
-                yield _Due(None, table, self._missing(array, table))
+                yield self._looked_up(array, None, table)
 
-    def _missing(self, array: _MeasuredArray, table: ChunkTable) -> npt.NDArray[np.bool_]:
+    def _looked_up(self, array: _MeasuredArray, leaf: PlacedLeaf | None, table: ChunkTable) -> _Due:
         """Which chunks have no entry, or not one for what the array declares."""
-        missing = np.ones(len(table), np.bool_)
+        missing, entries = np.ones(len(table), np.bool_), list[ZoneTable]()
         known = self.zones.counting(array.node, table)
         if known is not None:
-            missing[rows_at(table, known.coords()[array.holds(known)])] = False
+            entries.append(taken(known, array.holds(known)))
+            missing[rows_at(table, entries[0].coords())] = False
         self._tell(len(table) - int(missing.sum()))
-        return missing
+        return _Due(leaf, table, entries, missing)
 
     def _measure(self, array: _MeasuredArray, some: Sequence[_Due]) -> None:
         """Measure the chunks of these that have no entries, here or in tasks."""
@@ -241,7 +239,7 @@ class _Measuring(Struct):
             task = partial(_measure, freeze_reader(self.contents), array.node.node_id)
             run = self.run
         for (due, part), zones in zip(jobs, run(task, [part for _, part in jobs]), strict=True):
-            due.fresh += [] if zones is None else [zones]
+            due.entries += [] if zones is None else [zones]
             self._tell(len(part))
 
     def _tell(self, count: int) -> None:
