@@ -487,7 +487,7 @@ def apart(mine: Mapping[bytes, Sequence[Box]], theirs: Iterable[DeltaEntry]) -> 
 # --- what was read -----------------------------------------------------------------------------
 
 _MOST_CHUNKS: Final = 4096
-_NOTING: Final = ForkSafeLock()
+_ENCLOSING: Final = ForkSafeLock()
 
 
 class Reads(Struct):
@@ -509,13 +509,14 @@ class Reads(Struct):
 
     def note(self, node_id: bytes, coords: Coords) -> None:
         """Record that a chunk was read."""
-        with _NOTING:
-            seen = self.chunks.setdefault(node_id, set())
-            seen.add(coords)
-            if len(seen) > _MOST_CHUNKS and coords:
-                around = Box.around_coords(np.array(list(seen), np.int64))
+        seen = self.chunks.setdefault(node_id, set())
+        seen.add(coords)
+        if len(seen) > _MOST_CHUNKS and coords:
+            with _ENCLOSING:
+                enclosed = seen.copy()  # other threads may add more, which then stay
+                around = Box.around_coords(np.array([coords, *enclosed], np.int64))
                 self.boxes[node_id] = Box.around((around, self.boxes.get(node_id, around)))
-                seen.clear()
+                seen.difference_update(enclosed)
 
     def copy(self) -> Reads:
         """A copy that shares nothing mutable."""
