@@ -411,12 +411,13 @@ class Changes(Struct, frozen=True):
             if old is None and new is None:
                 continue
             both = old is not None and new is not None
+            parts = tuple(tables.get(node_id, ()))
             found[node_id] = NodeChange(
                 old,
                 new,
                 compare_documents(old, new) if old and new else DocumentChange(),
                 truncated.get(node_id) if both else None,
-                merge_layers([Layer(None, tuple(tables.get(node_id, ())))]).table,
+                parts[0] if len(parts) == 1 else merge_layers([Layer(None, parts)]).table,
             )
         return cls(found)
 
