@@ -18,17 +18,16 @@ from typing import Any, NamedTuple
 from zarr_manifests.engine.base_pages import BasePages
 from zarr_manifests.engine.metadata import ObjectReader, Wanted
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Base, Delta, ManifestRef, Part, grouped
+from zarr_manifests.format.manifest import Base, Delta, ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.grid import Box
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.live_deltas import (
-    LiveSources,
+    LiveTable,
+    LiveTables,
     Stack,
-    TablePlace,
-    TableSource,
     Truncation,
 )
 from zarr_manifests.planning.merge import Layer, Overlay, cut_off, fold, select
@@ -69,8 +68,8 @@ class SnapshotTables:
         self.opening = opening  # by position in the read list
         self._objects = objects
         self._index: BaseIndex | None = None
-        self._listed: dict[bytes, list[TableSource]] | None = None
-        self._live: dict[bytes, LiveSources] = {}  # by node, made when first asked for
+        self._listed: dict[bytes, list[LiveTable]] | None = None
+        self._live: dict[bytes, LiveTables] = {}  # by node, made when first asked for
         # Positions of deltas that are known to hold what this snapshot says they do.
         self._checked: set[int] = set()
 
@@ -87,63 +86,54 @@ class SnapshotTables:
             found = self._index = self.pages.page(0).index
         return found
 
-    def _leaf(self, leaf: PlacedLeaf, loaded: Mapping[Any, Any]) -> ChunkTable:
-        """The leaf's table; `loaded` may have what was loaded of its manifest."""
-        return self._objects.table(leaf.manifest, leaf.part, loaded)
-
-    @staticmethod
-    def _due_leaves(leaves: Sequence[PlacedLeaf]) -> list[Wanted]:
-        """What to load for the leaves."""
-        return [(leaf.manifest, leaf.part) for leaf in leaves]
-
     def _overlays(
         self,
         node_id: bytes,
-        sources: Collection[TableSource],
+        tables: Collection[LiveTable],
         asked: Sequence[Asked],
         loaded: Mapping[Any, Any],
         *,
         after: int = 0,
         merged: int = 0,
     ) -> list[Overlay]:
-        """What these sources say of each that is asked for, in what was loaded.
+        """What these tables say of each that is asked for, in what was loaded.
 
         Truncations up to the sequence `after` are left out, and rows that a leaf of the base has;
         `merged` is the greatest sequence that one of these is merged to.
         """
-        wanted, stacks = set(sources), [Stack() for _ in asked]
-        for step in self._sources(node_id).in_order():
+        wanted, stacks = set(tables), [Stack() for _ in asked]
+        for step in self._live_of(node_id).in_order():
             if isinstance(step, Truncation):
                 for stack in stacks if step.last > after else ():
                     stack.add(Layer(step.shape, ()))
-            elif step.source in wanted:
-                table = self._table(node_id, step.source, step.number, loaded)
+            elif step in wanted:
+                table = self._table(step, loaded)
                 for one, stack in zip(asked, stacks, strict=True):
                     if one.box is None or one.box.overlaps(table.box):
                         rows = one.narrow(table)
-                        if step.source.last <= merged:
+                        if step.last <= merged:
                             old = self.index.merged_at(node_id, rows.coords())
-                            rows = select(rows, old < step.source.last)
+                            rows = select(rows, old < step.last)
                         stack.add(Layer(None, (rows,)))
         self._objects.meter.add("refs_merged", sum(stack.rows for stack in stacks))
         return [stacks.pop(0).overlay() for _ in asked]  # they take memory
 
     def _resolved(
-        self, node_id: bytes, sources: Collection[TableSource], asked: Sequence[Asked]
+        self, node_id: bytes, tables: Collection[LiveTable], asked: Sequence[Asked]
     ) -> list[ChunkTable | None]:
-        """The chunks that exist, of each that are asked for; `sources` may have changed them.
+        """The chunks that exist, of each that are asked for; `tables` may have changed them.
 
         Of the rows for a chunk the newest counts. A leaf is as new as what is merged into it, and
         newer truncations apply to it.
         """
         leaves = [*{id(leaf): leaf for one in asked for leaf in one.leaves}.values()]
-        loaded = self._load(sources, self._due_leaves(leaves))
+        loaded = self._load([*tables, *leaves])
         merged = max((leaf.merged for leaf in leaves), default=0)
-        overlays = self._overlays(node_id, sources, asked, loaded, merged=merged)
-        cuts = self._sources(node_id).cuts
+        overlays = self._overlays(node_id, tables, asked, loaded, merged=merged)
+        cuts = self._live_of(node_id).cuts
 
         def rows(leaf: PlacedLeaf, one: Asked) -> ChunkTable:
-            table = one.narrow(self._leaf(leaf, loaded))
+            table = one.narrow(self._table(leaf, loaded))
             for cut in cuts:
                 table = cut_off(table, cut.shape) if cut.last > leaf.merged else table
             return table
@@ -153,49 +143,40 @@ class SnapshotTables:
             for one, over in zip(asked, overlays, strict=True)
         ]
 
-    def _load(self, sources: Iterable[TableSource], leaves: Sequence[Wanted]) -> dict[Any, Any]:
-        """The objects by key; missing ones are fetched in one round."""
-        due = [one for source in sources for one in self._due_source(source)]
-        return self._objects.load_all([*due, *leaves])
+    def _load(self, tables: Iterable[LiveTable | PlacedLeaf]) -> dict[Any, Any]:
+        """What has these tables; what is missing is fetched in one round."""
+        return self._objects.load_all(self._due(tables))
 
-    def _due_source(self, source: TableSource) -> list[Wanted]:
-        """What to load for all tables of the node in a source."""
-        if source.manifest is None:
-            return [] if source.position in self.opening else [(source.blob, Delta)]
-        return [(source.manifest, part) for part in source.parts]
-
-    def _due_places(self, places: Sequence[TablePlace]) -> list[Wanted]:
-        """What to load for one chunk of these tables."""
+    def _due(self, tables: Iterable[LiveTable | PlacedLeaf]) -> list[Wanted]:
+        """What to load for these tables."""
         due: list[Wanted] = []
-        for place in places:
-            manifest = place.source.manifest
-            if manifest is None:
-                due += self._due_source(place.source)
-            else:
-                due.append((manifest, place.source.parts[place.number]))
+        for table in tables:
+            if table.manifest is not None:
+                due.append((table.manifest, table.part))
+            elif table.position not in self.opening:
+                due.append((table.blob, Delta))
         return due
 
     def live_parts(self, node_id: bytes) -> list[Part]:
         """The node's tables in live deltas."""
-        return [part for source in self._sources(node_id).sources for part in source.parts]
+        return [table.part for table in self._live_of(node_id).tables]
 
-    def _table(
-        self, node_id: bytes, source: TableSource, number: int, loaded: Mapping[Any, Any]
-    ) -> ChunkTable:
-        """The source's table of the node with that number."""
-        part = source.parts[number]
-        if source.manifest is not None:
-            return self._objects.table(source.manifest, part, loaded)
-        found: Delta | None = self.opening.get(source.position)
+    def _table(self, table: LiveTable | PlacedLeaf, loaded: Mapping[Any, Any]) -> ChunkTable:
+        """The table itself, from what was loaded, as far as that has it."""
+        if table.manifest is not None:
+            return self._objects.table(table.manifest, table.part, loaded)
+        found: Delta | None = self.opening.get(table.position)
         if found is None:
-            found = loaded.get(source.blob.key) or self._objects.load(source.blob, Delta)
-            if source.position not in self._checked:
-                self.snapshot.deltas[source.position].check(found)
-                self._checked.add(source.position)
-        return self._objects.table_in(source.blob, part, partial(found.embedded.data, part))
+            found = loaded.get(table.blob.key) or self._objects.load(table.blob, Delta)
+            if table.position not in self._checked:
+                self.snapshot.deltas[table.position].check(found)
+                self._checked.add(table.position)
+        return self._objects.table_in(
+            table.blob, table.part, partial(found.embedded.data, table.part)
+        )
 
-    def _sources(self, node_id: bytes) -> LiveSources:
-        """The node's sources in the read list."""
+    def _live_of(self, node_id: bytes) -> LiveTables:
+        """The node's tables in the read list."""
         found = self._live.get(node_id)
         if found is None:
             if self._listed is None:
@@ -206,20 +187,20 @@ class SnapshotTables:
                 for at, delta in opened
                 if node_id in delta.truncated
             }
-            new = LiveSources(self._listed.get(node_id, ()), cuts)
+            new = LiveTables(self._listed.get(node_id, ()), cuts)
             found = self._live.setdefault(node_id, new)
         return found
 
-    def _list(self) -> dict[bytes, list[TableSource]]:
-        """The sources in entries of the read list, by node."""
-        found: dict[bytes, list[TableSource]] = {}
+    def _list(self) -> dict[bytes, list[LiveTable]]:
+        """The tables in entries of the read list, by node."""
+        found: dict[bytes, list[LiveTable]] = {}
         for position, entry in enumerate(self.snapshot.deltas):
             objects: list[tuple[BlobRef, Sequence[Part], ManifestRef | None]] = [
                 (entry.log, entry.embedded, None),
                 *((ref.blob, ref.parts, ref) for ref in entry.manifests),
             ]
             for blob, parts, manifest in objects:
-                for node_id, of in grouped((part.node_id, part) for part in parts).items():
-                    source = TableSource(position, entry.last, blob, tuple(of), manifest)
-                    found.setdefault(node_id, []).append(source)
+                for part in parts:
+                    table = LiveTable(position, entry.last, blob, part, manifest)
+                    found.setdefault(part.node_id, []).append(table)
         return found

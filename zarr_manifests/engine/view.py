@@ -53,7 +53,7 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.metrics import Meter
 from zarr_manifests.planning.leaves import PlacedLeaf
-from zarr_manifests.planning.live_deltas import TableSource, rows_in
+from zarr_manifests.planning.live_deltas import LiveTable, rows_in
 from zarr_manifests.planning.live_deltas import check_axes as check_axes
 from zarr_manifests.planning.merge import Overlay, owned, pick, within
 from zarr_manifests.runtime import Runtime
@@ -180,21 +180,18 @@ class SnapshotView(SnapshotTables):
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
-        due = self._leaf_at(node_id, coords)
-        reach = self._sources(node_id).reach(coords, due[0].merged if due else 0)
-        leaves = due if reach.base else []
-        wanted = [*self._due_places(reach.places), *self._due_leaves(leaves)]
-        loaded = self._fetched_for(node_id, wanted)
-        for place in reach.places:
-            ref = self._table(node_id, place.source, place.number, loaded).get(coords)
-            if ref is not None:
-                return None if isinstance(ref, Unset) else ref
-        for leaf in leaves:
-            ref = self._leaf(leaf, loaded).get(coords)
+        leaves = self._leaf_at(node_id, coords)
+        live, base = self._live_of(node_id).reach(coords, leaves[0].merged if leaves else 0)
+        tables = [*live, *(leaves if base else ())]
+        loaded = self._fetched_for(node_id, self._due(tables))
+        for table in tables:
+            ref = self._table(table, loaded).get(coords)
             if isinstance(ref, Unset):
-                key = leaf.manifest.blob.key
-                raise CorruptObjectError(f"{key} is a leaf and has an unset row")
-            return ref
+                if isinstance(table, PlacedLeaf):
+                    raise CorruptObjectError(f"{table.key} is a leaf and has an unset row")
+                return None
+            if ref is not None:
+                return ref
         return None
 
     def _fetched_for(self, node_id: bytes, wanted: Sequence[Wanted]) -> dict[Any, Any]:
@@ -207,9 +204,8 @@ class SnapshotView(SnapshotTables):
             return {}
         more: list[Wanted] = []
         if node_id in self._fetched:
-            for source in self._sources(node_id).sources:
-                if source.manifest is None or not source.manifest.places:
-                    more += self._due_source(source)
+            near = self._live_of(node_id).tables
+            more = self._due(t for t in near if t.manifest is None or not t.manifest.places)
         self._fetched.add(node_id)
         try:
             return self._objects.load_all([*wanted, *more])
@@ -243,10 +239,10 @@ class SnapshotView(SnapshotTables):
         if self._index is None or node_id not in self._live:
             return False
         due = self._leaf_at(node_id, coords)
-        reach = self._live[node_id].reach(coords, due[0].merged if due else 0)
-        tables = [(place.source.blob, place.source.parts[place.number]) for place in reach.places]
-        tables += [(leaf.manifest.blob, leaf.part) for leaf in due if reach.base]
-        return all(self._objects.has_table(blob, part) for blob, part in tables)
+        tables, base = self._live[node_id].reach(coords, due[0].merged if due else 0)
+        places = [(table.blob, table.part) for table in tables]
+        places += [(leaf.manifest.blob, leaf.part) for leaf in due if base]
+        return all(self._objects.has_table(blob, part) for blob, part in places)
 
     def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
         self._check_leaves(node_id, len(coords))
@@ -269,25 +265,25 @@ class SnapshotView(SnapshotTables):
 
         With a region, rows outside it may be missing.
         """
-        live, asked = self._sources(node_id), Asked(lambda table: table, None)
-        sources = live.sources
+        live, asked = self._live_of(node_id), Asked(lambda table: table, None)
+        tables: Sequence[LiveTable] = live.tables
         if region is not None:
             asked = Asked(partial(_inside, region), region)
-            sources = tuple(live.deciding(region))
-        newer = [source for source in sources if source.last > after]
-        loaded = self._load(newer, ())
+            tables = live.deciding(region)
+        newer = [table for table in tables if table.last > after]
+        loaded = self._load(newer)
         return self._overlays(node_id, newer, [asked], loaded, after=after)[0]
 
     def leaves(self, node_id: bytes, wanted: Callable[[Box], bool]) -> list[ChunkTable]:
         """The node's tables in the base whose boxes are wanted, without overlays."""
         due = [leaf for leaf in self.index.placed(node_id) if wanted(leaf.part.box)]
-        loaded = self._objects.load_all(self._due_leaves(due))
-        return [self._leaf(leaf, loaded) for leaf in due]
+        loaded = self._load(due)
+        return [self._table(leaf, loaded) for leaf in due]
 
     def chunks(self, node_id: bytes) -> ChunkTable | None:
         """All chunks of the node that exist; None if there are none."""
         asked = Asked(lambda table: table, None, self.index.placed(node_id))
-        return self._resolved(node_id, self._sources(node_id).sources, [asked])[0]
+        return self._resolved(node_id, self._live_of(node_id).tables, [asked])[0]
 
     def chunks_at(self, node_id: bytes, coords: IndexArray) -> ChunkTable | None:
         """Those of these chunks of the node (int64[n, ndim], n >= 1) that exist.
@@ -300,9 +296,9 @@ class SnapshotView(SnapshotTables):
         due = [leaf for leaf, here in near if here.any()]
         covered = sum(int(here.sum()) for _, here in near) == len(coords)
         since = min(leaf.merged for leaf in due) if covered else 0
-        sources = self._sources(node_id).holding(coords, since)
+        tables = self._live_of(node_id).holding(coords, since)
         asked = Asked(lambda table: pick(table, coords), box, due)
-        return self._resolved(node_id, sources, [asked])[0]
+        return self._resolved(node_id, tables, [asked])[0]
 
     def chunks_in(
         self, node_id: bytes, box: Box, without: Collection[Box] = ()
@@ -321,7 +317,7 @@ class SnapshotView(SnapshotTables):
 
         Leaves with a box in `unread` are not read; what live deltas have there may be missing.
         """
-        live, asked, sources = self._sources(node_id), list[Asked](), dict[TableSource, None]()
+        live, asked, tables = self._live_of(node_id), list[Asked](), dict[LiveTable, None]()
         for box in boxes:
             self._check_leaves(node_id, box.ndim)
             placed = self.index.placed_in(node_id, box)
@@ -330,9 +326,9 @@ class SnapshotView(SnapshotTables):
             asked.append(Asked(partial(_inside, box), box, due))
             if due or not covered:
                 since = min((leaf.merged for leaf in due), default=0) if covered else 0
-                new = (source for source in live.deciding(box) if source.last > since)
-                sources.update(dict.fromkeys(new))
-        return self._resolved(node_id, sources, asked)
+                new = (table for table in live.deciding(box) if table.last > since)
+                tables.update(dict.fromkeys(new))
+        return self._resolved(node_id, tables, asked)
 
     def truncations(self, position: int) -> Mapping[bytes, Coords]:
         """The truncations of the entry at that position of the read list, by node id."""

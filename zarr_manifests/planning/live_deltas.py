@@ -64,8 +64,8 @@ def check_axes(box: Box, ndim: int) -> None:
 _FEW: Final = 8
 
 
-class TableSource(Struct, frozen=True, eq=False):
-    """An object with chunk tables of one node, listed in the read list.
+class LiveTable(Struct, frozen=True, eq=False):
+    """A chunk table of one node, listed in the read list.
 
     Parameters
     ----------
@@ -74,18 +74,23 @@ class TableSource(Struct, frozen=True, eq=False):
     last : int
         The entry's sequence.
     blob : BlobRef
-        The object's reference.
-    parts : tuple of Part
-        The node's tables in it, oldest first.
+        The object that has it.
+    part : Part
+        Its directory entry.
     manifest : ManifestRef, optional
-        The pointer, if it is a manifest; else it is the delta itself.
+        The pointer, if the object is a manifest; else it is the delta itself.
     """
 
     position: int
     last: int
     blob: BlobRef
-    parts: tuple[Part, ...]
+    part: Part
     manifest: ManifestRef | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has a row for every chunk of its box."""
+        return self.part.count == self.part.box.size
 
 
 class Truncation(Struct, frozen=True):
@@ -95,45 +100,22 @@ class Truncation(Struct, frozen=True):
     shape: Coords
 
 
-class TablePlace(Struct, frozen=True):
-    """One table: its source, and its number among the node's tables there."""
-
-    source: TableSource
-    number: int
-
-
-class Reach(Struct, frozen=True):
-    """What has to be searched for one chunk.
+class LiveTables:
+    """The tables of one node in live deltas, as the read list describes them.
 
     Parameters
     ----------
-    places : tuple of TablePlace
-        Tables of live deltas, newest first.
-    base : bool
-        Whether the base is searched if none of these has a row.
-    """
-
-    places: tuple[TablePlace, ...]
-    base: bool
-
-
-class LiveSources:
-    """The live deltas of one node, as the read list describes them.
-
-    Parameters
-    ----------
-    sources : sequence of TableSource
+    tables : sequence of LiveTable
         From the oldest to the newest.
     cuts : mapping of int to Truncation
         Truncations, by position in the read list. A truncation applies before the tables at the
         same position.
     """
 
-    def __init__(self, sources: Sequence[TableSource], cuts: Mapping[int, Truncation]) -> None:
-        self.sources = tuple(sources)
+    def __init__(self, tables: Sequence[LiveTable], cuts: Mapping[int, Truncation]) -> None:
+        self.tables = tuple(tables)
         self._cuts = dict(sorted(cuts.items()))
-        self._places = [TablePlace(s, n) for s in self.sources for n in range(len(s.parts))]
-        self._boxes = boxes = [part.box for source in self.sources for part in source.parts]
+        self._boxes = boxes = [table.part.box for table in self.tables]
         self._axes = {box.ndim: box for box in boxes}
         if len(self._axes) == 1:
             self._lo, self._hi = corners(boxes, boxes[0].ndim)
@@ -143,8 +125,15 @@ class LiveSources:
         """All truncations, oldest first."""
         return [*self._cuts.values()]
 
-    def reach(self, coords: Coords, after: int = 0) -> Reach:
+    def reach(self, coords: Coords, after: int = 0) -> tuple[list[LiveTable], bool]:
         """What has to be searched for a chunk, counting only deltas newer than `after`.
+
+        Returns
+        -------
+        tables : list of LiveTable
+            The tables, newest first.
+        base : bool
+            Whether the base is searched if none of these has a row.
 
         Raises
         ------
@@ -155,21 +144,18 @@ class LiveSources:
         for position, cut in self._cuts.items():
             if cut.last > after and not inside(np.array([coords], np.int64), cut.shape)[0]:
                 dropped = position
-        if not self._places:
-            return Reach((), dropped < 0)
         self._check_axes(len(coords))
-        places: list[TablePlace] = []
+        found: list[LiveTable] = []
         for row in reversed(self._holding_one(coords)):
-            place = self._places[row]
-            if place.source.last <= after:
+            table = self.tables[row]
+            if table.last <= after:
                 continue
-            if place.source.position < dropped:
+            if table.position < dropped:
                 break
-            places.append(place)
-            part = place.source.parts[place.number]
-            if part.count == part.box.size:
-                return Reach(tuple(places), base=False)
-        return Reach(tuple(places), dropped < 0)
+            found.append(table)
+            if table.is_full:
+                return found, False
+        return found, dropped < 0
 
     def _holding_one(self, coords: Coords) -> Sequence[int]:
         """The numbers of the tables whose boxes hold the chunk, from the oldest to the newest."""
@@ -179,23 +165,21 @@ class LiveSources:
         found: list[int] = np.flatnonzero(holds).tolist()
         return found
 
-    def holding(self, coords: IndexArray, after: int) -> list[TableSource]:
-        """The sources newer than `after` that may have any of these chunks, oldest first.
+    def holding(self, coords: IndexArray, after: int) -> list[LiveTable]:
+        """The tables newer than `after` that may have any of these chunks, oldest first.
 
         Raises
         ------
         CorruptObjectError
             If a table has other axes than the chunks.
         """
-        found = set[TableSource]()
-        for row in np.flatnonzero(self.overlap(Box.around_coords(coords))).tolist():
-            source, number = self._places[row].source, self._places[row].number
-            if source.last > after and source.parts[number].box.holds(coords).any():
-                found.add(source)
-        return [source for source in self.sources if source in found]
+        near = self._overlapping(Box.around_coords(coords))
+        return [
+            table for table in near if table.last > after and table.part.box.holds(coords).any()
+        ]
 
-    def deciding(self, box: Box) -> list[TableSource]:
-        """The sources that may decide where a chunk of the box is, from the oldest to the newest.
+    def deciding(self, box: Box) -> list[LiveTable]:
+        """The tables that may decide where a chunk of the box is, from the oldest to the newest.
 
         Left out is what is older than a table with a row for every chunk of the box.
 
@@ -204,38 +188,30 @@ class LiveSources:
         CorruptObjectError
             If a table has other axes than the box.
         """
-        found = set[TableSource]()
-        for row in np.flatnonzero(self.overlap(box))[::-1].tolist():
-            source, number = self._places[row].source, self._places[row].number
-            found.add(source)
-            part = source.parts[number]
-            if part.count == part.box.size and part.box.shared_size(box) == box.size:
+        found: list[LiveTable] = []
+        for table in reversed(self._overlapping(box)):
+            found.append(table)
+            if table.is_full and table.part.box.shared_size(box) == box.size:
                 break
-        return [source for source in self.sources if source in found]
+        return found[::-1]
 
-    def in_order(self) -> Iterator[Truncation | TablePlace]:
+    def in_order(self) -> Iterator[Truncation | LiveTable]:
         """All truncations and tables, oldest first."""
         cuts = list(self._cuts.items())[::-1]
-        for place in self._places:
-            while cuts and cuts[-1][0] <= place.source.position:
+        for table in self.tables:
+            while cuts and cuts[-1][0] <= table.position:
                 yield cuts.pop()[1]
-            yield place
+            yield table
         yield from (cut for _, cut in reversed(cuts))
 
-    def overlap(self, box: Box) -> npt.NDArray[np.bool_]:
-        """Which of the tables, oldest first, overlap the box.
-
-        Raises
-        ------
-        CorruptObjectError
-            If a table has other axes than the box.
-        """
+    def _overlapping(self, box: Box) -> list[LiveTable]:
+        """The tables that overlap the box, oldest first."""
         self._check_axes(box.ndim)
-        if not self._places:
-            return np.zeros(0, np.bool_)
+        if not self.tables:
+            return []
         lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
         shared = np.maximum(self._lo, lo) < np.minimum(self._hi, hi)
-        return np.asarray(shared.all(axis=1))
+        return [self.tables[row] for row in np.flatnonzero(shared.all(axis=1)).tolist()]
 
     def _check_axes(self, ndim: int) -> None:
         for box in self._axes.values():
