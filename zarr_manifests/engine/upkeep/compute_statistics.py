@@ -193,7 +193,7 @@ class _Measuring(Struct):
 
     def _added(self, node: Node, leaf: PlacedLeaf, due: _Due) -> Iterator[ZoneTable]:
         """Write the page of a leaf, if it is new; yields the entries of chunks it does not have."""
-        (table,) = self.contents.view.leaves(node.node_id, leaf.part.box.__eq__)
+        table = self.contents.view.leaf(leaf)
         zones = self.zones.counting(node, table, due.entries) if due.missing.any() else None
         if zones is not None:
             page = node.node_id, leaf.key, zones
