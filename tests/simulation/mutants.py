@@ -446,7 +446,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ancestry, "children", others)
 
 
-@mutant("A collection does not mark what only tags lead to.", 54)
+@mutant("A collection does not mark what only tags lead to.", 65)
 def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     live = ancestry.live_snapshots
     patch.setattr(
