@@ -296,7 +296,7 @@ def copies_share_names(patch: pytest.MonkeyPatch) -> None:
 # --- compaction --------------------------------------------------------------------------------
 
 
-@mutant("A compaction replaces newer deltas instead of going below them.", 5)
+@mutant("A compaction replaces newer deltas instead of going below them.", 6)
 def compaction_over_newer(patch: pytest.MonkeyPatch) -> None:
     make, made = compact._Work._make, compact.rewritten
     work: list[Any] = []
@@ -349,7 +349,7 @@ def run_of_no_neighbours(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "_layers", apart)
 
 
-@mutant("A run omits its deltas' deletions, although the base still has the nodes or chunks.", 35)
+@mutant("A run omits its deltas' deletions, although the base still has the nodes or chunks.", 60)
 def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
     layers_of = compact._layers
 
@@ -364,7 +364,7 @@ def deletions_left_out_of_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "_layers", without)
 
 
-@mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 11)
+@mutant("Deltas are dropped from the read list as soon as there is a base, merged or not.", 124)
 def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "unmerged", lambda *args: iter(()))
 
@@ -523,7 +523,7 @@ def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heartbeat.HeldLease, "is_over", False)
 
 
-@mutant("A policy function's answer for chunks is reused for attributes.", 721)
+@mutant("A policy function's answer for chunks is reused for attributes.", 96)
 def function_asked_once(patch: pytest.MonkeyPatch) -> None:
     choice = rules._choice
 
