@@ -37,7 +37,6 @@ from zarr_manifests.engine.base_pages import PathIndex
 from zarr_manifests.engine.metadata import ObjectReader, Objects, SessionKeys, Upload
 from zarr_manifests.format.chunk_table import (
     TABLE_ROWS,
-    UNSET,
     ChunkTable,
     InlineRef,
     NativeRef,
@@ -283,8 +282,6 @@ def slabs(box: Box, count: int) -> Iterator[Box]:
 
 # --- change set -----------------------------------------------------------------------------------
 
-_MOST_SINGLE: Final = 16
-"""Up to about so many refs of a node take fewer bytes one by one than as a table."""
 _PART_SENT: Final = 4
 """Of refs that are spilled, at most this part of what may be sent is sent: small boxes."""
 
@@ -568,28 +565,16 @@ class ChangeSet(Struct, eq=False):
                 yield node_id, coords, ref
 
     def since(self, before: ChangeSet) -> ChangeSet:
-        """The changes of this set since `before`, an earlier state of it."""
+        """The changes of this set since `before`, an earlier state of it; all chunks in tables."""
         nodes = {
             path: self.nodes.get(path)
             for path in self.nodes.keys() | before.nodes.keys()
             if self.nodes.get(path) != before.nodes.get(path)
             or (path in self.nodes) != (path in before.nodes)
         }
-        # Where tables have changed, all of the node's refs are compared as tables.
-        bulk = {
-            node_id
-            for node_id in self.tables.keys() | before.tables.keys()
-            if self.tables.get(node_id) != before.tables.get(node_id)
-        }
-        beyond = {node_id: self.beyond(node_id, before) for node_id in bulk}
+        touched = dict.fromkeys((*self.touched(), *before.touched()))
+        beyond = {node_id: self.beyond(node_id, before) for node_id in touched}
         tables = {node_id: rows for node_id, rows in beyond.items() if rows}
-        chunks: dict[bytes, dict[Coords, StoredRef]] = {}
-        for node_id, coords, ref in self.refs():
-            if node_id not in bulk and before.chunks.get(node_id, {}).get(coords) != ref:
-                chunks.setdefault(node_id, {})[coords] = ref
-        for node_id, coords, _ in before.refs():
-            if node_id not in bulk and coords not in self.chunks.get(node_id, {}):
-                chunks.setdefault(node_id, {})[coords] = UNSET
         truncated = {
             node: shape
             for node, shape in self.truncated.items()
@@ -598,7 +583,7 @@ class ChangeSet(Struct, eq=False):
         known = set(before.unsynced)
         unsynced = [key for key in self.unsynced if key not in known]
         rest = self.reads, self.spill, dict(self.zones)
-        return ChangeSet(nodes, chunks, truncated, unsynced, tables, *rest)
+        return ChangeSet(nodes, {}, truncated, unsynced, tables, *rest)
 
     def beyond(self, node_id: bytes, before: ChangeSet) -> tuple[Rows, ...]:
         """The tables to put on top of a node's chunks in `before` to get those of this set."""
@@ -635,12 +620,10 @@ class ChangeSet(Struct, eq=False):
         """
         for node_id in self.touched():
             added, known = self._added(node_id, before), before.tables.get(node_id, ())
-            few = len(self.chunks.get(node_id, ())) <= _MOST_SINGLE
             if added is None:
-                refs = {} if few else self.chunks.pop(node_id)
-                if refs:
+                if refs := self.chunks.pop(node_id, None):
                     self.put_table(node_id, ChunkTable.of(refs))
-            elif added and not (few and len(self.tables.get(node_id, ())) == len(known)):
+            elif added:
                 light: list[Rows] = []
                 for here, run in groupby(added, resident):
                     rows = list(run)

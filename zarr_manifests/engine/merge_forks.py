@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
 
-import numpy as np
-
 from zarr_manifests.engine.change_set import ChangeSet, Rows, lies_below, resident
 from zarr_manifests.engine.overlay import SessionView, same_chunk
 from zarr_manifests.errors import Conflict, ConflictKind
@@ -25,7 +23,6 @@ from zarr_manifests.planning.merge import (
     inside,
     merge_layers,
     narrower,
-    shared_rows,
 )
 
 _ABSENT: Final = object()
@@ -79,7 +76,6 @@ class Merge:
             and old.node_id not in alive  # or it was only moved
         }
         for node_id in replaced:
-            theirs.chunks.pop(node_id, None)
             theirs.tables.pop(node_id, None)
         differ = "changed in two copies of one session, differently"
         conflicts = [
@@ -134,16 +130,9 @@ class Merge:
         moved = [rows for rows in self.mine.layers(node_id) if rows not in known]
         twice: set[Coords] = set()
         for rows in theirs.layers(node_id):
-            near = [each for each in moved if _may_share(each, rows)]
-            if not near:
+            if not any(_may_share(each, rows) for each in moved):
                 continue  # nothing is fetched
-            table = theirs.rows(rows)
-            both = np.zeros(len(table), np.bool_)
-            for each in near:
-                both |= shared_rows(table, self.mine.rows(each))
-            if not both.any():
-                continue
-            at = table.coords()[both]
+            at = theirs.rows(rows).coords()
             changed = difference(self.mine.at(node_id, at), before.at(node_id, at))
             for coords in () if changed is None else map(tuple, changed.coords().tolist()):
                 ours, ref = self.mine.get(node_id, coords), theirs.get(node_id, coords)
@@ -155,7 +144,7 @@ class Merge:
         """The paths of the nodes whose chunks the copy has changed, if they are still there."""
         changed = {**self.mine.nodes, **theirs.nodes}
         found = {node.node_id: path for path, node in changed.items() if node is not None}
-        for node_id in {*theirs.tables, *theirs.chunks} - found.keys():
+        for node_id in theirs.tables.keys() - found.keys():
             node = self._view.by_id.get(node_id)
             if node is not None and node.path not in changed:
                 found[node_id] = node.path
@@ -197,17 +186,15 @@ def _leave_out(theirs: ChangeSet, after: ChangeSet, merged: ChangeSet) -> None:
     for path in [*theirs.nodes]:
         if after.nodes.get(path, _ABSENT) == merged.nodes.get(path, _ABSENT):
             theirs.leave_node(path)
-    for node_id in theirs.touched():
-        known, left = merged.layers(node_id), list[Rows]()
-        if not all(not resident(rows) and rows in known for rows in theirs.layers(node_id)):
+    for node_id, tables in [*theirs.tables.items()]:
+        known, changed = merged.layers(node_id), None
+        if not all(not resident(rows) and rows in known for rows in tables):
             table = theirs.table(node_id)
-            assert table is not None  # the node is touched
+            assert table is not None  # none is empty
             changed = difference(table, merged.at(node_id, table.coords()))
-            left += [] if changed is None else [changed]
-        theirs.chunks.pop(node_id, None)
-        theirs.tables.pop(node_id, None)
-        for rows in left:
-            theirs.put_table(node_id, rows)
+        del theirs.tables[node_id]
+        if changed is not None:
+            theirs.put_table(node_id, changed)
 
 
 def _put(theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], mine: ChangeSet) -> None:
@@ -226,8 +213,6 @@ def _put(theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], mine: C
     for node_id, tables in theirs.tables.items():
         for table in tables:
             mine.put_table(node_id, table)
-    for node_id, coords, ref in theirs.refs():
-        mine.chunks.setdefault(node_id, {})[coords] = ref
     for node_id, shape in theirs.truncated.items():
         mine.truncated[node_id] = narrower(mine.truncated.get(node_id), shape) or shape
     mine.reads.add(theirs.reads)

@@ -266,8 +266,6 @@ def _fork_with(origin: ForkState, copy_id: str, own: ChangeSet) -> ForkState:
     after.unsynced, after.reads = own.unsynced, own.reads
     after.zones = {node: zones for node, zones in own.zones.items() if node in changed}
     for node_id in changed:
-        for rows in own.tables.get(node_id, ()):
+        for rows in own.tables[node_id]:
             after.put_table(node_id, rows)
-        if node_id in own.chunks:
-            after.chunks[node_id] = {**after.chunks.get(node_id, {}), **own.chunks[node_id]}
     return replace(origin, copy_id=copy_id, before=before, after=after)

@@ -146,7 +146,7 @@ FAULTS = [
     Fault(
         "tables-of-workers-are-left-out",
         "xarray/array_target.py",
-        "for rows in own.tables.get(node_id, ()):",
+        "for rows in own.tables[node_id]:",
         "for rows in ():",
     ),
 ]
