@@ -463,7 +463,7 @@ class StoredArrays:
         self._store = ManifestStore(contents, read_only=True)
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._values: dict[str, npt.NDArray[Any]] = {}
-        self.nodes = contents.arrays_in(path)
+        self.nodes, self._group = contents.arrays_in(path), contents.node(path)
 
     def meta(self, name: str) -> ArrayMeta:
         """Shape, stored chunks (shards, if it has any) and names of the dimensions of an array."""
@@ -486,6 +486,11 @@ class StoredArrays:
         if name not in self._values:
             self._values[name] = read_here(self.array(name))
         return self._values[name]
+
+    @cached_property
+    def own_attributes(self) -> dict[str, Any]:
+        """The attributes of the group itself; none if it is not there."""
+        return {} if self._group is None else attributes_of(self._group)
 
     @cached_property
     def attributes(self) -> dict[str, Mapping[str, Any]]:

@@ -35,7 +35,6 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 from xarray.coding.strings import create_vlen_dtype
 
-from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -537,7 +536,8 @@ def _append_labels(
         return
     if len(there) > 1 and there[0] > there[-1]:
         labels = labels[::-1]
-    ds = xr.Dataset(coords={dim: labels}, attrs=_attributes(session, group))
+    # Attributes of the group that were left out would be dropped.
+    ds = xr.Dataset(coords={dim: labels}, attrs=source.own_attributes)
     # Where cells without a row are filled, existing labels would lose what they have.
     existing: Any = "replace" if options.missing == "keep" else "error"
     how: Any = {"group": group, "append_dim": dim, "on_existing": existing}
@@ -578,7 +578,7 @@ def _create(
     shape = tuple(len(labels[dim]) for dim in dims)
     blank = {name: _blank(name, dims, shape, rows.columns, options) for name in names}
     how: Any = {"group": group, "mode": "a"}
-    empty = xr.Dataset(blank, attrs=_attributes(session, group))
+    empty = xr.Dataset(blank, attrs=StoredGroup.of(store, group).own_attributes)
     to_session(empty, session, **how, check=False, statistics=False)  # not yet of the right size
     arrays = StoredGroup.of(store, group)
     for name in names:
@@ -586,12 +586,6 @@ def _create(
     if new:
         coordinates = xr.Dataset(coords=new, attrs=empty.attrs)
         to_session(coordinates, session, **how)
-
-
-def _attributes(session: Session, group: str) -> dict[str, Any]:
-    """The attributes of the group; xarray would replace them."""
-    node = contents_of(session.store).node(group.strip("/"))
-    return {} if node is None else attributes_of(node)
 
 
 def _blank(

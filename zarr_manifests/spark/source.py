@@ -18,7 +18,6 @@ import zarr
 
 from zarr_manifests.bulk import StoredArrays
 from zarr_manifests.decoding import BulkDecoder, decoded
-from zarr_manifests.display import attributes_of
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.grid import Box, IndexArray, corners
 from zarr_manifests.keys import absolute
@@ -58,14 +57,12 @@ class Source(StoredArrays):
         contents, path = contents_of(session.store), group.strip("/")
         super().__init__(contents, path)
         self._session, self._decode_times, self.group = session, decode_times, f"/{path}"
-        node = contents.node(path)
-        if node is None or node.array is not None:
+        if self._group is None or self._group.array is not None:
             nodes = contents.nodes().items()
             found = ", ".join(sorted(absolute(at) for at, node in nodes if node.array is None))
             raise NotFoundError(
                 f"there is no group /{path} in this snapshot; there are: {found or 'none'}"
             )
-        self._of_group = attributes_of(node)
         self.dims: dict[str, tuple[str, ...]] = {}
         self._refused: dict[str, str] = {}
         for name in self.nodes:
@@ -82,7 +79,7 @@ class Source(StoredArrays):
     @cached_property
     def data_variables(self) -> tuple[str, ...]:
         """Names of the variables that are not coordinates, sorted."""
-        told = [self._of_group, *(self.attributes[name] for name in self.dims)]
+        told = [self.own_attributes, *(self.attributes[name] for name in self.dims)]
         coordinates = {name for each in told for name in str(each.get("coordinates", "")).split()}
         dimensions = {dim for dims in self.dims.values() for dim in dims}
         return tuple(sorted(self.dims.keys() - coordinates - dimensions))

@@ -38,7 +38,6 @@ from zarr.storage import StorePath
 
 from zarr_manifests.bulk import StoredArrays, document_of, keep_parsed
 from zarr_manifests.decoding import REAL_CALENDARS
-from zarr_manifests.display import attributes_of
 from zarr_manifests.engine.overlay import SessionView, unrecorded
 from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.engine.workspace import TipCheck
@@ -85,18 +84,15 @@ class StoredGroup(StoredArrays):
         Whether there is a document of the group.
     zarr_format : int
         The format of the group.
-    own_attributes : dict
-        The attributes of the group itself.
     """
 
     def __init__(self, contents: SessionView, path: str) -> None:
         super().__init__(contents, path)
-        self._path, self._group = path, contents.node(path)
+        self._path = path
         self._likes: dict[str, xr.Variable] = {}
         self.exists = self._group is not None
         is_v3 = self._group is None or V3_DOCUMENT in self._group.documents
         self.zarr_format: Literal[2, 3] = 3 if is_v3 else 2
-        self.own_attributes = {} if self._group is None else attributes_of(self._group)
 
     @classmethod
     def of(cls, store: ManifestStore, path: str) -> StoredGroup:
