@@ -238,24 +238,7 @@ def _estimate(
 
 def _create(store: Any, old: zarr.Array[Any], layout: Mapping[str, Any]) -> None:
     """Make an empty array of the new layout in the place of the old one."""
-    metadata = old.metadata
-    how: dict[str, Any] = {"zarr_format": metadata.zarr_format}
-    if metadata.zarr_format == 3:
-        how["dimension_names"] = metadata.dimension_names
-        how["chunk_key_encoding"] = metadata.chunk_key_encoding
-    else:
-        how["order"] = metadata.order
-    zarr.create_array(
-        store,
-        name=old.path,
-        shape=old.shape,
-        dtype=metadata.dtype,
-        fill_value=metadata.fill_value,
-        attributes=old.attrs.asdict(),
-        overwrite=True,
-        **how,
-        **layout,
-    )
+    zarr.from_array(store, data=old, write_data=False, name=old.path, overwrite=True, **layout)
 
 
 def _write(old: ManifestStore, fork: Fork, path: str, box: Box) -> Fork:
