@@ -29,7 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from zarr_manifests.engine.metadata import SessionKeys, create_own
-from zarr_manifests.engine.roots import RootAt, opened
+from zarr_manifests.engine.roots import opened
 from zarr_manifests.engine.totals import node_facts, pending_rows
 from zarr_manifests.engine.upkeep.compaction import compact_branch
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
@@ -96,11 +96,7 @@ def repack_chunks(
     """
     _check_part(min_live)
 
-    def look() -> tuple[RootAt, dict[str, Use]]:
-        at = context.roots.read()
-        return at, _uses(_head(context, at, branch))
-
-    at, uses = opened(look)
+    uses = opened(partial(_uses, context, branch))
     sizes = _sizes(context, uses)
     due = due_packs(uses, sizes, min_live)
     report = CompactionReport(
@@ -113,11 +109,12 @@ def repack_chunks(
     )
     if dry_run or not due:
         return report
-    work = _Repacking(context, branch, SessionKeys(at.root.version, context.runtime), run)
+    keys = SessionKeys(context.roots.latest.root.version, context.runtime)
+    work = _Repacking(context, branch, keys, run)
     expect("reading packs", len(due))
     head = None
-    for keys in parts(due, lambda key: uses[key].chunks, ROUND_CHUNKS):
-        head = work.move(frozenset(keys)) or head
+    for packs in parts(due, lambda key: uses[key].chunks, ROUND_CHUNKS):
+        head = work.move(frozenset(packs)) or head
     work.check_damaged()
     return replace(
         report,
@@ -134,8 +131,8 @@ def _check_part(value: object) -> None:
         raise InvalidArgumentError(f"min_live is a number above 0 and at most 1, not {value!r}")
 
 
-def _head(context: ReadContext, at: RootAt, branch: str) -> SnapshotView:
-    return context.open_branch(context.roots.branch(at.root, branch))
+def _head(context: ReadContext, branch: str) -> SnapshotView:
+    return context.open_branch(context.roots.branch(context.roots.read().root, branch))
 
 
 def _node_ids(view: SnapshotView) -> list[bytes]:
@@ -144,9 +141,9 @@ def _node_ids(view: SnapshotView) -> list[bytes]:
     return [node.node_id for node in listed if node.kind is not NodeKind.GROUP]
 
 
-def _uses(view: SnapshotView) -> dict[str, Use]:
+def _uses(context: ReadContext, branch: str) -> dict[str, Use]:
     """The live part of each chunk object at the head; one array's refs are in memory at a time."""
-    found: dict[str, Use] = {}
+    view, found = _head(context, branch), dict[str, Use]()
     for node_id in counted("looking at refs", _node_ids(view)):
         table = view.chunks(node_id)
         if table is not None:
@@ -205,7 +202,7 @@ class _Repacking(Struct):
 
     def _rows_in(self, packs: frozenset[str]) -> tuple[SnapshotView, dict[bytes, ChunkTable]]:
         """The head, and by node the chunks that are in these packs."""
-        view = _head(self.context, self.context.roots.read(), self.branch)
+        view = _head(self.context, self.branch)
         tables = {}
         for node_id in _node_ids(view):
             table = view.chunks(node_id)
