@@ -38,8 +38,8 @@ FAULTS = [
     Fault(
         "name-of-a-deleted-tag-used-again",
         "engine/refs.py",
-        "return replace(without(root, TAGS + name), swept=0)",
-        "return replace(without(root, TAGS + name), swept=0, deleted=())",
+        "return without(root, TAGS + name)",
+        "return replace(without(root, TAGS + name), deleted=())",
     ),
     Fault(
         "ambiguous-name-guessed",
