@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from zarr_manifests.ondemand import on_demand
+from zarr_manifests.runtime import on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests import bulk as bulk

@@ -35,12 +35,11 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     plain_text,
 )
-from zarr_manifests.metrics import Metrics
+from zarr_manifests.metrics import Metrics, unmetered
 from zarr_manifests.planning.conflict import Policy, Txn
 from zarr_manifests.planning.garbage import retention
 from zarr_manifests.runtime import SYSTEM, Run, Runtime
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.versions import milliseconds, refs_by_snapshot
 from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
 

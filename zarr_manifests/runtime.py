@@ -1,5 +1,7 @@
 """Clocks, randomness and threads, behind one interface that tests can replace.
 
+At the end: modules that are imported when they are used, and packages that may not be installed.
+
 Invariant: no other module of the package reads a clock, draws a random number, sleeps or starts a
 thread by itself. A test passes a deterministic `Runtime`: a fake clock, seeded bytes, no sleeping,
 and `parallel` in a fixed order, with `checkpoint` where a scheduler may switch to another actor.
@@ -23,6 +25,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -408,3 +412,68 @@ SYSTEM = Runtime(
     parallel=_run_parallel,
     background=_run_in_background,
 )
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def on_demand(package: str, *modules: str, **names: str) -> Callable[[str], Any]:
+    """A package's `__getattr__`: it imports a module, or a name from its module, when it is used.
+
+    Type checkers do not follow it, so the package imports the same under `TYPE_CHECKING`.
+
+    Parameters
+    ----------
+    package : str
+        Its `__name__`.
+    *modules : str
+        Its modules.
+    **names : str
+        The modules of other names.
+
+    Examples
+    --------
+    >>> from zarr_manifests.engine import upkeep
+    >>> upkeep.verify.__name__
+    'zarr_manifests.engine.upkeep.verify'
+    """
+
+    def attribute(name: str) -> Any:
+        if name in names:
+            return getattr(import_module(f"{package}.{names[name]}"), name)
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return import_module(f"{package}.{name}")
+
+    return attribute
+
+
+def need(what: str, extra: str, *packages: str) -> None:
+    """Refuse what needs a package that is not installed.
+
+    Parameters
+    ----------
+    what : str
+        What needs the packages.
+    extra : str
+        The extra of this package that brings them.
+    *packages : str
+        Their names.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If one is not installed; it says how to get it.
+
+    Examples
+    --------
+    >>> from zarr_manifests.runtime import need
+    >>> need("plot()", "plot", "numpy")  # which is installed
+    """
+    for name in packages:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(
+                f"{what} needs {name}, which is not installed here; get all it needs with: "
+                f'pip install "zarr-manifests[{extra}]"',
+                name=name,
+            )

@@ -35,12 +35,12 @@ from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
 from zarr_manifests.grid import Box, IndexArray, clips
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT
-from zarr_manifests.ondemand import need
 from zarr_manifests.planning.meaning import Meaning, valid
 from zarr_manifests.planning.merge import in_box, rows_at, select
 from zarr_manifests.planning.skipping import Ranges, Verdict, comparable, may_match, plan_chunks
 from zarr_manifests.planning.where import Comparison, parse_where, zone_of
 from zarr_manifests.reports import ChunkSelection
+from zarr_manifests.runtime import need
 from zarr_manifests.store import ManifestStore, contents_of
 
 type _Mask = npt.NDArray[np.bool_]

@@ -33,7 +33,6 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
 from zarr_manifests.grid import Box, IndexArray, clipped_cells, clips
 from zarr_manifests.keys import split
-from zarr_manifests.ondemand import need
 from zarr_manifests.planning.meaning import Meaning
 from zarr_manifests.planning.measure import (
     CellRuns,
@@ -47,7 +46,7 @@ from zarr_manifests.planning.merge import rows_at, select
 from zarr_manifests.planning.skipping import boxes_of, may_match
 from zarr_manifests.planning.where import parse_where
 from zarr_manifests.progress import expect, tell
-from zarr_manifests.runtime import Run
+from zarr_manifests.runtime import Run, need
 from zarr_manifests.selecting import WhereArray, box_around
 from zarr_manifests.store import ManifestStore
 

@@ -24,8 +24,8 @@ from zarr_manifests.cli.verbs import (
     verb,
 )
 from zarr_manifests.errors import ManifestsError, plain_text
-from zarr_manifests.ondemand import need
 from zarr_manifests.rendering import fact_table
+from zarr_manifests.runtime import need
 from zarr_manifests.texts import count_text
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zarr_manifests.ondemand import on_demand
+from zarr_manifests.runtime import on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests.engine import changes_between as changes_between

@@ -38,10 +38,10 @@ from zarr_manifests.ids import (
     session_start,
     snapshot_id_of,
 )
+from zarr_manifests.metrics import unmetered
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import ProvesConditions, is_key
 
 

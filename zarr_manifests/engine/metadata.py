@@ -23,9 +23,9 @@ from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part, grouped
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import new_session_id, object_key
+from zarr_manifests.metrics import meter_of
 from zarr_manifests.runtime import Runtime, one_by_one
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.metered import meter_of
 from zarr_manifests.storage.protocol import ReadableStorage, coalesce
 
 _DISK_ABREAST: Final = 8

@@ -59,12 +59,12 @@ from zarr_manifests.keys import (
     no_array,
     split,
 )
+from zarr_manifests.metrics import metered, place_of
 from zarr_manifests.planning.components import Reads
 from zarr_manifests.planning.live_deltas import NOTHING, sum_of
 from zarr_manifests.planning.merge import Layer, fold, merge_layers, within
 from zarr_manifests.progress import counted
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
-from zarr_manifests.storage.metered import metered, place_of
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import Diff, Usage

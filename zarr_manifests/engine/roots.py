@@ -69,10 +69,10 @@ from zarr_manifests.format.root import (
     without,
 )
 from zarr_manifests.ids import lineage_of, snapshot_id_of
+from zarr_manifests.metrics import unmetered
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.disk import open_regular
-from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import ReadableStorage, TakesTurns, Token, Turn
 from zarr_manifests.versions import HEADS, TAGS
 

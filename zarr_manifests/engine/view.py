@@ -53,14 +53,13 @@ from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
-from zarr_manifests.metrics import Meter
+from zarr_manifests.metrics import Meter, MeteredStorage, meter_of, metered
 from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.live_deltas import LiveTable, LiveTables, Stack, Truncation, rows_in
 from zarr_manifests.planning.live_deltas import check_axes as check_axes
 from zarr_manifests.planning.merge import Layer, Overlay, cut_off, fold, owned, pick, select, within
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.metered import MeteredStorage, meter_of, metered
 from zarr_manifests.storage.protocol import ReadableStorage
 from zarr_manifests.virtual.containers import Authorized, Containers
 

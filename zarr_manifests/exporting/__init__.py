@@ -34,8 +34,8 @@ from zarr_manifests.keys import (
     join,
     split,
 )
+from zarr_manifests.metrics import unmetered
 from zarr_manifests.progress import tell
-from zarr_manifests.storage.metered import unmetered
 
 V2_CONSOLIDATED: Final = ".zmetadata"
 

@@ -48,12 +48,12 @@ from zarr_manifests.exporting import Batch, SnapshotSource
 from zarr_manifests.format.chunk_table import InlineRef, NativeRef, VirtualRef, VirtualSource
 from zarr_manifests.format.manifest import NodeKind
 from zarr_manifests.keys import V3_DOCUMENT, ChunkKeys, absolute, join
+from zarr_manifests.metrics import unmetered
 from zarr_manifests.progress import expect
 from zarr_manifests.reports import ExportReport
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.disk import TEMP_PREFIX, PosixDisk, translated
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.url import refuse_options, storage_of
 from zarr_manifests.texts import known_as, shown

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from zarr_manifests.errors import plain_text
 from zarr_manifests.grid import Coords, IndexArray
-from zarr_manifests.ondemand import need
 from zarr_manifests.picturing import ChunkMap, Folding, axis_name
 from zarr_manifests.picturing.graph import GraphRow, about, lane_color, width_of
+from zarr_manifests.runtime import need
 from zarr_manifests.texts import bytes_text
 from zarr_manifests.versions import short_ids
 

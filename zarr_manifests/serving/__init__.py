@@ -9,7 +9,7 @@ requests take is bounded, however many there are and however large the chunks.
 
 from __future__ import annotations
 
-from zarr_manifests.ondemand import need
+from zarr_manifests.runtime import need
 
 need(__name__, "serve", "starlette", "uvicorn", "jinja2", "xarray")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zarr_manifests.ondemand import need, on_demand
+from zarr_manifests.runtime import need, on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests.spark.cell_rows import aggregate, changes, read

@@ -61,11 +61,11 @@ from zarr_manifests.errors import (
     plain_text,
 )
 from zarr_manifests.grid import Box, IndexArray, grid_shape
+from zarr_manifests.metrics import place_of
 from zarr_manifests.planning.scan import Scan
 from zarr_manifests.planning.where import Where
 from zarr_manifests.runtime import quiet
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.metered import place_of
 from zarr_manifests.virtual.containers import VirtualContainer
 
 if TYPE_CHECKING:

@@ -30,12 +30,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from zarr_manifests import repositories
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.grid import Box, Coords, IndexArray
+from zarr_manifests.metrics import place_of
 from zarr_manifests.planning.scan import Axis, plan_scan
 from zarr_manifests.planning.skipping import comparable, matching_cells
 from zarr_manifests.planning.where import zone_of
 from zarr_manifests.spark.job import Job, to_arrow
 from zarr_manifests.spark.source import Source, place_in
-from zarr_manifests.storage.metered import place_of
 
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 32 * 1024**2

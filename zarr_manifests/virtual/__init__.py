@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zarr_manifests.ondemand import on_demand
+from zarr_manifests.runtime import on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests.moving import import_icechunk, import_kerchunk, import_zarr

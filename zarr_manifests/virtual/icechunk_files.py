@@ -36,8 +36,7 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import V3_DOCUMENT, is_inside, join
-from zarr_manifests.ondemand import need
-from zarr_manifests.runtime import Runtime
+from zarr_manifests.runtime import Runtime, need
 from zarr_manifests.storage import Storage
 from zarr_manifests.virtual.containers import REMOTE, WEB, Containers, VirtualContainer
 from zarr_manifests.virtual.virtual_refs import VirtualReader

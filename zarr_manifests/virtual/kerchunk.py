@@ -46,8 +46,8 @@ from zarr_manifests.errors import (
 )
 from zarr_manifests.format.chunk_table import Column
 from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
-from zarr_manifests.ondemand import need
 from zarr_manifests.progress import counted
+from zarr_manifests.runtime import need
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
 from zarr_manifests.virtual.containers import WEB, Containers, location_of, parse_location, url_at

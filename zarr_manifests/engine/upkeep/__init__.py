@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zarr_manifests.ondemand import on_demand
+from zarr_manifests.runtime import on_demand
 
 if TYPE_CHECKING:
     from zarr_manifests.engine.upkeep import clone_repository as clone_repository

@@ -78,6 +78,7 @@ from zarr_manifests.format.root import COLLECTOR, Branch, Root, archive_key, wit
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry
 from zarr_manifests.format.zone_maps import IndexDirectory, ZonePages, Zones
 from zarr_manifests.ids import snapshot_id_of, snapshot_key
+from zarr_manifests.metrics import unmetered
 from zarr_manifests.planning.garbage import (
     Aged,
     Retention,
@@ -91,7 +92,6 @@ from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import CollectionReport
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.metered import unmetered
 from zarr_manifests.storage.protocol import KeepsTemporaryFiles, ObjectInfo
 from zarr_manifests.versions import milliseconds
 
