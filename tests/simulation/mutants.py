@@ -95,7 +95,7 @@ def unknown_taken_for_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roots, "swap", guess)
 
 
-@mutant("The swap is made although an earlier upload failed.", 9)
+@mutant("The swap is made although an earlier upload failed.", 1)
 def failed_uploads_ignored(patch: pytest.MonkeyPatch) -> None:
     upload = landing._upload
 
@@ -175,7 +175,7 @@ def marks_lost_in_a_compaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "rewritten", without)
 
 
-@mutant("Versions that are missing before a step are not noticed.", 2, "streams")
+@mutant("Versions that are missing before a step are not noticed.", 8, "streams")
 def gaps_ignored(patch: pytest.MonkeyPatch) -> None:
     check = landing._check_txn
 
@@ -244,7 +244,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ancestry, "find_left", anywhere)
 
 
-@mutant("Refs can be restored from before the last collection.", 6)
+@mutant("Refs can be restored from before the last collection.", 7)
 def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_check_restorable", lambda root, version: None)
 
@@ -387,8 +387,8 @@ def zombie_compactor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact, "check_compactor", lambda *args: None)
 
 
-@mutant("A repacking from before the fence lands.", 409)
-def repacked_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
+@mutant("A compaction from before the fence lands.", 0)
+def compacted_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     make = compact._Work._make
     patch.setattr(compact._Work, "_make", lambda self, root: make(self, replace(root, fence=0)))
 
@@ -416,7 +416,7 @@ def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
 
 
-@mutant("A lease is taken and renewed on an expired snapshot.", 6)
+@mutant("A lease is taken and renewed on an expired snapshot.", 7)
 def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "locate", lambda *args: None)
 
@@ -446,7 +446,7 @@ def logs_not_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ancestry, "children", others)
 
 
-@mutant("A collection does not mark what only tags lead to.", 65)
+@mutant("A collection does not mark what only tags lead to.", 50)
 def tags_not_marked(patch: pytest.MonkeyPatch) -> None:
     live = ancestry.live_snapshots
     patch.setattr(
@@ -465,7 +465,7 @@ def marked_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "_begin", early)
 
 
-@mutant("A collection deletes without archiving the root it starts from.", 2)
+@mutant("A collection deletes without archiving the root it starts from.", 4)
 def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
     begin = collect._begin
 
@@ -488,7 +488,7 @@ def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
 # --- looking and going back --------------------------------------------------------------------
 
 
-@mutant("A verification reports damage without checking against the newer root.", 106)
+@mutant("A verification reports damage without checking against the newer root.", 332)
 def looked_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda context, root: False)
 
@@ -523,7 +523,7 @@ def lease_relied_on_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heartbeat.HeldLease, "is_over", False)
 
 
-@mutant("A policy function's answer for chunks is reused for attributes.", 96)
+@mutant("A policy function's answer for chunks is reused for attributes.", 887)
 def function_asked_once(patch: pytest.MonkeyPatch) -> None:
     choice = rules._choice
 
