@@ -38,7 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError, plain_text
 from zarr_manifests.repository import Repository
-from zarr_manifests.serving.answers import Answers, Served, failed
+from zarr_manifests.serving.answers import Answers, failed
 from zarr_manifests.serving.web_pages import Pages
 
 __all__ = ["create_app"]
@@ -95,14 +95,13 @@ def create_app(
     """
     if token is not None and not token.strip():
         raise InvalidArgumentError("the token is empty; leave it out to serve without one")
-    served = Served(repo)
-    answers = Answers(served)
+    answers = Answers(repo)
     routes = [
         Route("/zarr/{version}", answers.value, name="zarr-root"),
         Route("/zarr/{version}/{key:path}", answers.value, name="zarr"),
         Route("/slice/{version}/{path:path}", answers.slice, name="slice"),
         Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
-        *Pages(served).routes(),
+        *Pages(answers).routes(),
     ]
     middleware = [
         Middleware(

@@ -28,7 +28,6 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
-import zarr
 from anyio import from_thread
 from msgspec import Struct
 from starlette.exceptions import HTTPException
@@ -37,7 +36,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 from xarray.conventions import decode_cf_variable
 
-from zarr_manifests.bulk import document_of, use_bulk
+from zarr_manifests.bulk import document_of, open_here
 from zarr_manifests.decoding import BulkDecoder, decoded_by, readable
 from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.errors import (
@@ -66,8 +65,7 @@ from zarr_manifests.keys import (
 from zarr_manifests.repository import Repository, containers_of, resolved
 from zarr_manifests.runtime import ForkSafeLock, quiet
 from zarr_manifests.selecting import chosen_axes
-from zarr_manifests.session import Session
-from zarr_manifests.store import contents_of
+from zarr_manifests.store import ManifestStore, contents_of
 
 PIECE_BYTES: Final = 8 * 1024**2
 """A larger value is read in pieces of this size."""
@@ -105,74 +103,6 @@ def version_of(text: str) -> str:
     """
     name, *time = _TIME.split(text, 1)
     return name.replace(":", "/") + "".join(time[:1]) + "".join(time[1:]).replace(":", "/")
-
-
-class OpenSnapshot(Struct, frozen=True):
-    """A snapshot that a request reads.
-
-    Parameters
-    ----------
-    session : Session
-        The snapshot, opened.
-    fixed : bool
-        Whether the request gave its id, so that the answer never changes.
-    """
-
-    session: Session
-    fixed: bool
-
-    @property
-    def contents(self) -> SessionView:
-        """The snapshot's keys."""
-        return contents_of(self.session.store)
-
-    @property
-    def snapshot_id(self) -> str:
-        """The snapshot's id."""
-        return self.session.snapshot_id
-
-
-class Served:
-    """A repository that is served. Thread-safe.
-
-    Parameters
-    ----------
-    repo : Repository
-        The repository.
-
-    Attributes
-    ----------
-    pieces : anyio.CapacityLimiter
-        For the pieces of values that all answers hold.
-    """
-
-    def __init__(self, repo: Repository) -> None:
-        self.repo = repo
-        self.pieces = anyio.CapacityLimiter(_PIECES)
-        self._threads = anyio.CapacityLimiter(_THREADS)
-        self._session = lru_cache(_OPEN_SNAPSHOTS)(repo.readonly_session)
-
-    def opened(self, text: str) -> OpenSnapshot:
-        """The snapshot that a part of a URL names.
-
-        Raises
-        ------
-        SnapshotExpiredError
-            If there is none, or none any more.
-        InvalidArgumentError
-            If it is no name of a version, or ambiguous.
-        """
-        version = version_of(text)
-        fixed = is_snapshot_id(version)
-        try:
-            snapshot_id = version if fixed else resolved(self.repo, version)
-            return OpenSnapshot(self._session(snapshot_id), fixed)
-        except NotFoundError as error:  # a branch that was deleted reads as nothing, not as empty
-            raise SnapshotExpiredError(str(error)) from error
-
-    async def run[R](self, call: Callable[[], R]) -> R:
-        """The result of a call that blocks, in one of a bounded number of threads."""
-        return await anyio.to_thread.run_sync(call, limiter=self._threads)
 
 
 def etag_of(data: bytes) -> str:
@@ -280,39 +210,67 @@ class Answers:
     """Answers with documents and chunks of snapshots, and, a few at a time, slices of arrays.
 
     Documents of groups hold the metadata of all below them, so that readers need no listing.
+    Thread-safe.
 
     Parameters
     ----------
-    served : Served
-        The repository.
+    repo : Repository
+        The repository that is served.
     """
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
+    def __init__(self, repo: Repository) -> None:
+        self.repo = repo
+        self._pieces = anyio.CapacityLimiter(_PIECES)
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._session = lru_cache(_OPEN_SNAPSHOTS)(repo.readonly_session)
         self._making = ForkSafeLock()
         self._slices = anyio.CapacityLimiter(_SLICES)
         self._document = lru_cache(_DOCUMENTS)(_consolidated)
         self._sound: set[str] = set()
 
+    def opened(self, version: str) -> SessionView:
+        """The snapshot of a version.
+
+        Raises
+        ------
+        SnapshotExpiredError
+            If there is none, or none any more.
+        InvalidArgumentError
+            If it is no name of a version, or ambiguous.
+        """
+        try:
+            found = version if is_snapshot_id(version) else resolved(self.repo, version)
+            return contents_of(self._session(found).store)
+        except NotFoundError as error:  # a branch that was deleted reads as nothing, not as empty
+            raise SnapshotExpiredError(str(error)) from error
+
+    async def run[R](self, call: Callable[[], R]) -> R:
+        """The result of a call that blocks, in one of a bounded number of threads."""
+        return await anyio.to_thread.run_sync(call, limiter=self._threads)
+
     async def value(self, request: Request) -> Any:
         """The value at a key."""
-        version, key = request.path_params["version"], request.path_params.get("key", "")
-        opened, found = await self._served.run(partial(self._find, version, key))
+        version, key = (
+            version_of(request.path_params["version"]),
+            request.path_params.get("key", ""),
+        )
+        contents, found = await self.run(partial(self._find, version, key))
+        fixed = is_snapshot_id(version)
         if found is None:
-            text = f"there is nothing at {plain_text(key)!r} in snapshot {opened.snapshot_id}"
-            raise HTTPException(404, text, lasting(fixed=opened.fixed))
-        return self._answer(request, found, fixed=opened.fixed)
+            snapshot_id = contents.view.snapshot_id
+            text = f"there is nothing at {plain_text(key)!r} in snapshot {snapshot_id}"
+            raise HTTPException(404, text, lasting(fixed=fixed))
+        return self._answer(request, found, fixed=fixed)
 
-    def _find(self, version: str, key: str) -> tuple[OpenSnapshot, _Value | None]:
-        opened = self._served.opened(version)
-        contents = opened.contents
+    def _find(self, version: str, key: str) -> tuple[SessionView, _Value | None]:
+        contents = self.opened(version)
         ref: ChunkRef | None = None
         if _is_of_group(contents, key):
             with self._making:  # once for all who ask for it now
                 ref = self._document(contents, key)
         if ref is None and key:
             ref = contents.guarded(lambda: contents.find(key))
-        return opened, None if ref is None else _Value(key, contents, ref, _etag(ref))
+        return contents, None if ref is None else _Value(key, contents, ref, _etag(ref))
 
     def _answer(self, request: Request, value: _Value, *, fixed: bool) -> Any:
         """The value, or the part of it that the request is for."""
@@ -340,16 +298,15 @@ class Answers:
         send: Send,
     ) -> None:
         """Send a part of a value, and hold at most a piece of it at a time."""
-        run = self._served.run
         is_small, is_whole = value.ref.length <= PIECE_BYTES, (start, end) == (0, value.ref.length)
-        async with self._served.pieces if value.ref.length > _FEW_BYTES else nullcontext():
+        async with self._pieces if value.ref.length > _FEW_BYTES else nullcontext():
             # What is read in one piece is checked by that. All errors come before the status.
             if is_small != is_whole:
-                await run(partial(self._check, value))
+                await self.run(partial(self._check, value))
             for at in range(start, end, PIECE_BYTES) or [end]:
                 data = b""  # before the next piece is here
                 if at < end:
-                    data = await run(partial(value.read, at, min(PIECE_BYTES, end - at)))
+                    data = await self.run(partial(value.read, at, min(PIECE_BYTES, end - at)))
                 if at == start:
                     status = {"status": head.status_code, "headers": head.raw_headers}
                     await send({"type": "http.response.start", **status})
@@ -382,16 +339,16 @@ class Answers:
 
     async def slice(self, request: Request) -> Response:
         """A slice: a header as JSON, then float32."""
-        version, path = request.path_params["version"], request.path_params["path"]
+        version, path = version_of(request.path_params["version"]), request.path_params["path"]
         index = request.query_params.get("index")
-        opened = await self._served.run(partial(self._served.opened, version))
-        etag: str | None = etag_of(repr((opened.snapshot_id, path, index)).encode())
-        if containers_of(self._served.repo):
+        contents = await self.run(partial(self.opened, version))
+        etag: str | None = etag_of(repr((contents.view.snapshot_id, path, index)).encode())
+        if containers_of(self.repo):
             etag = None  # files elsewhere may change, and not all references say which are meant
-        headers = caching(request, etag, fixed=opened.fixed)
-        read = partial(opened.contents.guarded, partial(read_slice, opened, path, index))
+        headers = caching(request, etag, fixed=is_snapshot_id(version))
+        read = partial(contents.guarded, partial(read_slice, contents, path, index))
         async with self._slices:
-            data = await self._served.run(read)
+            data = await self.run(read)
         return Response(data, headers=headers, media_type="application/octet-stream")
 
 
@@ -453,7 +410,7 @@ def axes_of(index: str | None, shape: Sequence[int]) -> list[int | range]:
     return axes
 
 
-def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> bytes:
+def read_slice(contents: SessionView, path: str, index: str | None) -> bytes:
     """A slice of the array at the path, as xarray decodes it by its CF attributes.
 
     It is read in a thread of anyio, and ends between two chunks when its caller is cancelled.
@@ -475,8 +432,8 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> bytes:
     MissingChunkError, CorruptObjectError
         If a chunk is missing or damaged.
     """
-    node = opened.contents.array_at(path)
-    array = _opened(opened, node)
+    node = contents.array_at(path)
+    array = _opened(contents, node)
     if array.dtype.kind not in "biufmM":
         raise InvalidArgumentError(
             f"{absolute(node.path)} holds {array.dtype}, which are no numbers"
@@ -499,14 +456,14 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> bytes:
             "start": axis.start,
             "step": axis.step,
             "count": len(axis),
-            **_coordinate(opened, node, name, axis, size),
+            **_coordinate(contents, node, name, axis, size),
         }
         for at, (name, size, axis) in enumerate(zip(names, array.shape, axes, strict=True))
     ]
     shown = [one for one, axis in zip(told, wanted, strict=True) if isinstance(axis, range)]
     finite = values[np.isfinite(values)]
     header = {
-        "snapshot": opened.snapshot_id,
+        "snapshot": contents.view.snapshot_id,
         "path": absolute(node.path),
         "shape": [one["count"] for one in shown],
         "at": [axis if isinstance(axis, int) else None for axis in wanted],
@@ -522,10 +479,10 @@ def read_slice(opened: OpenSnapshot, path: str, index: str | None) -> bytes:
     return struct.pack("<I", len(data)) + data + values.tobytes()
 
 
-def _opened(opened: OpenSnapshot, node: Node) -> Any:
+def _opened(contents: SessionView, node: Node) -> Any:
     """An array of chunks that are not too large, and not decompressed to more than it has."""
     with readable(node.path):
-        array = zarr.open_array(opened.session.store, path=node.path, mode="r")
+        array = open_here(ManifestStore(contents, read_only=True), node.path)
         decoder = BulkDecoder.of(document_of(node, V2_ARRAY), array.dtype)
     if decoder is None:
         raise InvalidArgumentError(
@@ -540,7 +497,6 @@ def _opened(opened: OpenSnapshot, node: Node) -> Any:
             f"{what} up to {size:,} bytes in {absolute(node.path)}, and slices are made of at "
             f"most {MOST_CHUNK_BYTES:,} at a time"
         )
-    use_bulk(array)
     return array
 
 
@@ -595,13 +551,13 @@ def _beside(contents: SessionView, node: Node, name: str | None) -> Node | None:
 
 
 def _coordinate(
-    opened: OpenSnapshot, of: Node, name: str | None, axis: range, size: int
+    contents: SessionView, of: Node, name: str | None, axis: range, size: int
 ) -> dict[str, Any]:
     """The values of the coordinate along an axis of a node, if it has one that can be read."""
-    node = _beside(opened.contents, of, name)
+    node = _beside(contents, of, name)
     if node is not None and node.array is not None and node.array.shape == (size,):
         with suppress(InvalidArgumentError):
-            array = _opened(opened, node)
+            array = _opened(contents, node)
             if array.dtype.kind in "iufM":
                 stored = _read(node, array, [axis])
                 found = _decoded(node, array, stored)

@@ -27,6 +27,8 @@ from xarray.backends.zarr import FillValueCoder
 
 from zarr_manifests.display import attributes_of, fields_of, hierarchy
 from zarr_manifests.engine.chunk_statistics import chunk_map
+from zarr_manifests.engine.overlay import SessionView
+from zarr_manifests.engine.totals import totals_of
 from zarr_manifests.errors import ManifestsError, NotFoundError, SnapshotExpiredError, plain_text
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import IndexArray
@@ -36,8 +38,7 @@ from zarr_manifests.picturing.graph import graph_shapes
 from zarr_manifests.reports import Diff, SnapshotInfo
 from zarr_manifests.reports.version_reports import moved_tops
 from zarr_manifests.repository import graph_of
-from zarr_manifests.serving.answers import OpenSnapshot, Served, status_of
-from zarr_manifests.session import estimate_of
+from zarr_manifests.serving.answers import Answers, status_of, version_of
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
 
@@ -60,12 +61,12 @@ class Pages:
 
     Parameters
     ----------
-    served : Served
-        The repository.
+    answers : Answers
+        Opens snapshots, and has the threads.
     """
 
-    def __init__(self, served: Served) -> None:
-        self._served, self._repo = served, served.repo
+    def __init__(self, answers: Answers) -> None:
+        self._answers, self._repo = answers, answers.repo
         self._few = anyio.CapacityLimiter(_AT_ONCE)
         self._templates = Environment(
             loader=PackageLoader("zarr_manifests.serving"),
@@ -101,7 +102,7 @@ class Pages:
         async def endpoint(request: Request) -> Response:
             try:
                 async with self._few:
-                    return await self._served.run(partial(view, request))
+                    return await self._answers.run(partial(view, request))
             except ManifestsError as error:
                 status = status_of(error)
                 told = {"title": _TITLES.get(status, "Something is wrong"), "text": str(error)}
@@ -122,12 +123,12 @@ class Pages:
         )
         return HTMLResponse(text, status, {"Cache-Control": "no-cache"})
 
-    def _asked(self, request: Request, *names: str) -> list[OpenSnapshot]:
-        return [self._served.opened(request.path_params[name]) for name in names]
+    def _asked(self, request: Request, *names: str) -> list[SessionView]:
+        return [self._answers.opened(version_of(request.path_params[name])) for name in names]
 
-    def _commit(self, opened: OpenSnapshot) -> dict[str, Any]:
+    def _commit(self, contents: SessionView) -> dict[str, Any]:
         """What the head of a page says of a snapshot."""
-        info = next(self._repo.ancestry(opened.snapshot_id, limit=1))
+        info = next(self._repo.ancestry(contents.view.snapshot_id, limit=1))
         refs = refs_by_snapshot(self._repo.list_branches(), self._repo.list_tags())
         return {"info": info, "refs": refs.get(info.id, [])[:_LISTED]}
 
@@ -140,6 +141,9 @@ class Pages:
             return self._repo.diff(info.parent_id, info.id, symmetric=False)
         except SnapshotExpiredError:
             return None
+
+    def _diff_of(self, old: SessionView, new: SessionView) -> Diff:
+        return self._repo.diff(old.view.snapshot_id, new.view.snapshot_id, symmetric=False)
 
     # --- history -----------------------------------------------------------------------------
 
@@ -159,24 +163,24 @@ class Pages:
 
     def _compare(self, request: Request) -> Response:
         names = (request.query_params.get(name, "main") for name in ("old", "new"))
-        ids = [self._served.opened(name).snapshot_id for name in names]
+        ids = [self._answers.opened(version_of(name)).view.snapshot_id for name in names]
         return RedirectResponse(_link(request, "diff", *ids), 303)
 
     # --- trees -------------------------------------------------------------------------------
 
     def _tree(self, request: Request) -> Response:
-        (opened,) = self._asked(request, "version")
+        (contents,) = self._asked(request, "version")
         group = request.query_params.get("group", "").strip("/")
-        nodes = opened.contents.guarded(opened.contents.nodes)
+        nodes = contents.guarded(contents.nodes)
         if group and group not in nodes:
             raise NotFoundError(f"there is no group {absolute(group)}")
         below = {p: n for p, n in nodes.items() if not group or f"{p}/".startswith(f"{group}/")}
         rows = list(islice(hierarchy(below), _NODES + 1))
-        usage = estimate_of(opened.session)
+        usage = totals_of(contents.view)
         return self._render(
             request,
             "tree.html",
-            **self._commit(opened),
+            **self._commit(contents),
             group=group,
             rows=rows[:_NODES],
             is_cut=len(rows) > _NODES,
@@ -188,8 +192,9 @@ class Pages:
     # --- arrays ------------------------------------------------------------------------------
 
     def _array(self, request: Request) -> Response:
-        (opened,) = self._asked(request, "version")
-        array, commit = _ShownArray.at(opened, request.path_params["path"]), self._commit(opened)
+        (contents,) = self._asked(request, "version")
+        array = _ShownArray.at(contents, request.path_params["path"])
+        commit = self._commit(contents)
         changed = array.changed(self._written_by(commit["info"]))
         found = array.chunk_map()
         table = as_table(found, changed, array.meta.chunk_shape)
@@ -212,8 +217,8 @@ class Pages:
 
     def _diff(self, request: Request) -> Response:
         old, new = self._asked(request, "old", "new")
-        diff = self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False)
-        nodes = new.contents.guarded(new.contents.nodes)
+        diff = self._diff_of(old, new)
+        nodes = new.guarded(new.nodes)
         lists = ("New", diff.created), ("New metadata", diff.updated), ("Gone", diff.deleted)
         return self._render(
             request,
@@ -230,10 +235,10 @@ class Pages:
     def _array_diff(self, request: Request) -> Response:
         old, new = self._asked(request, "old", "new")
         array = _ShownArray.at(new, request.path_params["path"])
-        changed = array.changed(self._repo.diff(old.snapshot_id, new.snapshot_id, symmetric=False))
+        changed = array.changed(self._diff_of(old, new))
         table = as_table(array.chunk_map(), changed, array.meta.chunk_shape)
         versions = {"New": array}
-        before = old.contents.guarded(partial(old.contents.node, array.node.path))
+        before = old.guarded(partial(old.node, array.node.path))
         meta = None if before is None else before.array
         if before is not None and meta is not None and len(meta.shape) == len(array.meta.shape):
             versions = {"Old": _ShownArray(old, before, meta), "New": array}
@@ -278,20 +283,19 @@ def _number(text: str | None, otherwise: int, most: int, least: int = 1) -> int:
 class _ShownArray(Struct, frozen=True):
     """An array of a snapshot."""
 
-    opened: OpenSnapshot
+    contents: SessionView
     node: Node
     meta: ArrayMeta
 
     @classmethod
-    def at(cls, opened: OpenSnapshot, path: str) -> _ShownArray:
-        node = opened.contents.guarded(partial(opened.contents.array_at, path))
-        return cls(opened, node, node.array_meta)
+    def at(cls, contents: SessionView, path: str) -> _ShownArray:
+        node = contents.guarded(partial(contents.array_at, path))
+        return cls(contents, node, node.array_meta)
 
     def chunk_map(self) -> ChunkMap:
         # A grid that is long in one direction only gets many lines.
         side = _LONG_SIDE if sum(n > 1 for n in self.meta.grid.hi) <= 1 else _SIDE
-        contents = self.opened.contents
-        return contents.guarded(partial(chunk_map, contents, self.node.path, side))
+        return self.contents.guarded(partial(chunk_map, self.contents, self.node.path, side))
 
     def changed(self, diff: Diff | None) -> IndexArray | None:
         """The coordinates of its changed chunks, without those beyond its grid."""
@@ -327,7 +331,7 @@ def _look(
     slices = [
         {
             "name": name,
-            "slice": _link(request, "slice", one.opened.snapshot_id, path),
+            "slice": _link(request, "slice", one.contents.view.snapshot_id, path),
             "shape": one.meta.shape,
         }
         for name, one in versions.items()

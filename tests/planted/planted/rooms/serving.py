@@ -32,7 +32,7 @@ FAULTS = [
     Fault(
         "slices-of-changing-files-are-kept",
         "serving/answers.py",
-        "if containers_of(self._served.repo):",
+        "if containers_of(self.repo):",
         "if False:",
     ),
     Fault(
