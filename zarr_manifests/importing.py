@@ -20,18 +20,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from zarr_manifests.engine.workspace import Workspace
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedFormatError
-from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.keys import (
+    DOCUMENTS,
     V2_ARRAY,
-    V2_ATTRIBUTES,
     V2_GROUP,
     V3_DOCUMENT,
     ArrayMeta,
@@ -41,27 +39,26 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.planning.merge import unset_at
 from zarr_manifests.progress import counted, expect, tell
+from zarr_manifests.store import ManifestStore, workspace_of
 from zarr_manifests.virtual.icechunk_files import ForeignNode, IcechunkFiles
 from zarr_manifests.virtual.references import References
-from zarr_manifests.virtual.virtual_refs import table_of
 
 _GROUPS: Final = {
     V3_DOCUMENT: b'{"zarr_format":3,"node_type":"group","attributes":{}}',
     V2_GROUP: b'{"zarr_format":2}',
 }
-_DOCUMENTS: Final = frozenset({V3_DOCUMENT, V2_ARRAY, V2_GROUP, V2_ATTRIBUTES})
 _LOG = logging.getLogger(__name__)
 
 
 def import_references(
-    workspace: Workspace, path: str, references: References, *, copy: bool = False
+    store: ManifestStore, path: str, references: References, *, copy: bool = False
 ) -> None:
     """Put what `references` say below `path`.
 
     Parameters
     ----------
-    workspace : Workspace
-        Where to.
+    store : ManifestStore
+        Of the session to import to.
     path : str
         Of the group or array that the root of the references becomes.
     references : References
@@ -79,7 +76,7 @@ def import_references(
     UnsupportedFormatError
         If an array's metadata is not understood.
     """
-    path = path.strip("/")
+    workspace, path = workspace_of(store), path.strip("/")
     v3 = not references.values or any(split(k)[1] == V3_DOCUMENT for k in references.values)
     _make_room(workspace, path, V3_DOCUMENT if v3 else V2_GROUP)
     _write_values(workspace, path, references)
@@ -93,9 +90,9 @@ def import_references(
     expect("chunks", len(keys) - len(others))
     done = 0
     for place, (rows, coords) in chunks.items():
-        node = workspace.contents.array_at(place)
-        table = _table(workspace, node, references, np.array(rows), np.array(coords, np.int64))
-        workspace.put_table(node.path, node.array_meta.grid, table)
+        columns = [each[rows] for each in (references.source, references.offset, references.length)]
+        noted: Any = {"modified": references.modified, "sizes": references.sizes}
+        store.set_virtual_refs(place, coords, references.locations, *columns, **noted)
         done += len(rows)
         tell("chunks", done)
     _fetch(workspace, path, references, others)
@@ -115,7 +112,7 @@ def _refuse_others(
     workspace: Workspace, path: str, references: References, others: Sequence[int]
 ) -> None:
     """Refuse what no array would read: fill value would take its place without a word."""
-    values = [key for key in references.values if split(key)[1] not in _DOCUMENTS]
+    values = [key for key in references.values if split(key)[1] not in DOCUMENTS]
     keys = [references.keys[row] for row in others]
     keys += [key for key in values if workspace.contents.chunk_at(join(path, key)) is None]
     if keys:
@@ -173,7 +170,7 @@ def _make_room(workspace: Workspace, path: str, document: str) -> None:
 def _write_values(workspace: Workspace, path: str, references: References) -> None:
     # Parents before what is in them, documents before chunks.
     order = sorted(references.values, key=lambda key: (key.count("/"), key))
-    documents = [key for key in order if split(key)[1] in _DOCUMENTS]
+    documents = [key for key in order if split(key)[1] in DOCUMENTS]
     taken = set(documents)
     for key in (*documents, *(k for k in order if k not in taken)):
         workspace.set(join(path, key), references.values[key])
@@ -186,42 +183,16 @@ def _write_values(workspace: Workspace, path: str, references: References) -> No
             )
 
 
-def _table(
-    workspace: Workspace, node: Node, references: References, rows: IndexArray, index: IndexArray
-) -> ChunkTable:
-    order = np.argsort(node.array_meta.grid.ravel(index), kind="stable")
-    which = rows[order]
-    # Files in the order of the chunks, so that their numbers rise along the table.
-    used, first, source = np.unique(
-        references.source[which], return_index=True, return_inverse=True
-    )
-    by_chunk = np.argsort(first)
-    used, source = used[by_chunk], np.argsort(by_chunk)[source]
-    table = table_of(
-        node.array_meta.grid,
-        workspace.context.containers,
-        index[order],
-        [references.locations[i] for i in used.tolist()],
-        source,
-        references.offset[which],
-        references.length[which],
-        modified=references.modified[used],
-        sizes=references.sizes[used],
-    )
-    assert table is not None  # there is at least one row
-    return table
-
-
 # --- from icechunk ------------------------------------------------------------------------------
 
 
 def apply_snapshot(
-    workspace: Workspace,
+    store: ManifestStore,
     files: IcechunkFiles,
     before: Mapping[str, ForeignNode],
     after: Mapping[str, ForeignNode],
 ) -> None:
-    """Bring a workspace that holds the nodes `before` to the nodes `after`.
+    """Bring a session that holds the nodes `before` to the nodes `after`.
 
     Raises
     ------
@@ -230,7 +201,7 @@ def apply_snapshot(
     UnsupportedFormatError
         If the metadata of a node is not understood.
     """
-    kept, moves = {}, {}
+    workspace, kept, moves = workspace_of(store), {}, {}
     with workspace.lock:
         for node_id, node in before.items():
             if node_id not in after or not _stays(node, after[node_id]):
@@ -257,50 +228,42 @@ def apply_snapshot(
             due.append((node, None if old is None else _rows(files, old, ours.array.grid)))
     files.keep_manifests(node for node, _ in due)
     for node, rows in due:
-        _write_chunks(workspace, files, node, rows)
+        _write_chunks(store, files, node, rows)
 
 
 def _write_chunks(
-    workspace: Workspace, files: IcechunkFiles, node: ForeignNode, old_rows: IndexArray | None
+    store: ManifestStore, files: IcechunkFiles, node: ForeignNode, old_rows: IndexArray | None
 ) -> None:
     """Set the chunks of an array that differ, and unset those that are gone."""
-    ours = workspace.contents.array_at(node.path)
-    grid = ours.array_meta.grid
-    rows = _rows(files, node, grid)
+    workspace = workspace_of(store)
+    meta = workspace.contents.array_at(node.path).array_meta
+    rows = _rows(files, node, meta.grid)
     old_rows = rows[:0] if old_rows is None else old_rows
-    _, stay, was = np.intersect1d(
-        grid.ravel(rows[:, :-3]), grid.ravel(old_rows[:, :-3]), return_indices=True
-    )
+    numbers, old_numbers = (meta.grid.ravel(each[:, :-3]) for each in (rows, old_rows))
+    _, stay, was = np.intersect1d(numbers, old_numbers, return_indices=True)
     gone = np.delete(old_rows, was, axis=0)[:, :-3]
-    if len(gone) and grid.ndim:
-        workspace.put_table(node.path, grid, unset_at(gone))
-    elif len(gone):
-        workspace.delete(join(node.path, ours.array_meta.chunk_keys.encode(())))
+    if len(gone):
+        workspace.put_table(node.path, meta.grid, unset_at(gone))
     rows = np.delete(rows, stay[(rows[stay] == old_rows[was]).all(axis=1)], axis=0)
     inline, inlined, known = rows[:, -3] < 0, [*files.inlined], [*files.files]
     for *at, number, _, _ in rows[inline].tolist():
-        key = join(node.path, ours.array_meta.chunk_keys.encode(tuple(at)))
+        key = join(node.path, meta.chunk_keys.encode(tuple(at)))
         workspace.set(key, inlined[~number])
-    if not inline.all():
-        rows = rows[~inline]
-        used, source = np.unique(rows[:, -3], return_inverse=True)
-        columns = zip(*[known[number] for number in used.tolist()], strict=True)
-        locations, etags, modified, sizes, since = columns
-        table = table_of(
-            grid,
-            workspace.context.containers,
-            rows[:, :-3],
-            locations,
-            source,
-            rows[:, -2],
-            rows[:, -1],
-            etags=etags,
-            modified=modified,
-            sizes=sizes,
-            unchanged_since=since,
-        )
-        assert table is not None
-        workspace.put_table(node.path, grid, table)
+    rows = rows[~inline]
+    used, source = np.unique(rows[:, -3], return_inverse=True)
+    noted = [known[number] for number in used.tolist()]
+    store.set_virtual_refs(
+        node.path,
+        rows[:, :-3],
+        [file.location for file in noted],
+        source,
+        rows[:, -2],
+        rows[:, -1],
+        etags=[file.etag for file in noted],
+        modified=[file.modified_ms for file in noted],
+        sizes=[file.nbytes for file in noted],
+        unchanged_since=[file.unchanged_since_ms for file in noted],
+    )
 
 
 def _rows(files: IcechunkFiles, node: ForeignNode, grid: Box) -> IndexArray:

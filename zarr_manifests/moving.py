@@ -44,7 +44,7 @@ from zarr_manifests.repository import Repository, context_of
 from zarr_manifests.session import Session
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import storage_of
-from zarr_manifests.store import contents_of, workspace_of
+from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.versions import HEADS, TAGS
 from zarr_manifests.virtual.icechunk_files import IcechunkFiles
 from zarr_manifests.virtual.references import MAX_BYTES, References, check_bound
@@ -421,10 +421,9 @@ def _import(
     replace: bool = False,
 ) -> str:
     session = repository.writable_session(branch)
-    workspace = workspace_of(session.store)
     if replace:
-        workspace.delete_below(directory(node_path(path)))
-    import_references(workspace, path, references, copy=copy)
+        workspace_of(session.store).delete_below(directory(node_path(path)))
+    import_references(session.store, path, references, copy=copy)
     return session.commit(message)
 
 
@@ -526,6 +525,7 @@ class _IcechunkHistory:
         before = files.nodes(lineage[begin].id) if known else {}
         version, view = self._refs.begin(name)
         commits = SessionCommits(SessionWriter(self.context, view, name, version))
+        store = ManifestStore(commits.writer.workspace, read_only=False)
         if {n.path: n.document for n in before.values()} != {
             path: node.documents.get(V3_DOCUMENT) for path, node in view.nodes.items()
         }:
@@ -535,7 +535,7 @@ class _IcechunkHistory:
             )
         for each in due:
             after = files.nodes(each.id)
-            apply_snapshot(commits.writer.workspace, files, before, after)
+            apply_snapshot(store, files, before, after)
             made = commits.commit(
                 each.message if each.message.strip() else f"icechunk snapshot {each.id}",
                 _metadata(each, commits.writer.workspace.keys),

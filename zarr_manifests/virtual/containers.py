@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
 from msgspec import Struct
 
 from zarr_manifests.errors import (
@@ -37,7 +36,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
     plain_text,
 )
-from zarr_manifests.format.chunk_table import Column, VirtualSource, check_container_name
+from zarr_manifests.format.chunk_table import VirtualSource, check_container_name
 from zarr_manifests.keys import is_inside, join
 from zarr_manifests.storage.local import LocalFiles
 from zarr_manifests.storage.url import from_url, refuse_slipped
@@ -382,13 +381,6 @@ class Containers(Struct, frozen=True):
         if not name:
             return "", url_at(scheme, path)
         return name, _below(self.places[name], path)
-
-    def locate_all(self, urls: Sequence[object]) -> tuple[tuple[str, ...], Column, tuple[str, ...]]:
-        """Like `locate`, for many files: the containers, the number of each file's, the paths."""
-        names: dict[str, int] = {}
-        located = [self.locate(url) for url in urls]
-        containers = [names.setdefault(name, len(names)) for name, _ in located]
-        return tuple(names), np.array(containers, np.int64), tuple(path for _, path in located)
 
     def source_at(self, url: str) -> VirtualSource:
         """The source that a location means, of which nothing is known."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -109,10 +108,9 @@ class VirtualRefs(Struct, frozen=True, eq=False):
     @staticmethod
     def from_table(table: ChunkTable | None, ndim: int, containers: Containers) -> VirtualRefs:
         """Build it from the virtual rows of a table."""
-        none = np.zeros(0, np.int64)
         if table is None:
-            empty = none.reshape(0, ndim)
-            return VirtualRefs(empty, (), none, none, none, (), none, none, none, none)
+            none = np.zeros(0, np.int64)
+            return VirtualRefs(none.reshape(0, ndim), (), none, none, none, (), *[none] * 4)
         rows = table.kind == RefKind.VIRTUAL
         files = table.virtual
         return VirtualRefs(
@@ -153,19 +151,16 @@ def table_of(
     UnsupportedStorageError
         If the scheme of a location is not supported.
     """
-    files = _files(containers, locations, etags, modified, sizes, unchanged_since)
+    if isinstance(locations, str):
+        raise InvalidArgumentError("locations must be a sequence of URLs, not one string")
     n = np.shape(np.asarray(source))[:1]
     rows = n[0] if n else 0
-    columns = {
-        "source": _column("source", source, rows, 0, len(files) - 1),
-        "offset": _column("offset", offset, rows, 0, _MOST_OFFSET),
-        "length": _column("length", length, rows, 1, _MOST_LENGTH),
-        "crc32c": _column("checksums", checksums, rows, -1, _MOST_CRC),
-    }
+    source = _column("source", source, rows, 0, len(locations) - 1)
+    offset = _column("offset", offset, rows, 0, _MOST_OFFSET)
+    length = _column("length", length, rows, 1, _MOST_LENGTH)
+    crc = _column("checksums", checksums, rows, -1, _MOST_CRC)
     coords = _coords(index, rows, grid)
-    if not rows:
-        return None
-    box = Box.around_coords(coords) if grid.ndim else grid
+    box = Box.around_coords(coords) if rows else grid
     linear = box.ravel(coords)
     order: Any = slice(None)
     if (linear[1:] <= linear[:-1]).any():
@@ -177,20 +172,25 @@ def table_of(
             raise InvalidArgumentError(
                 f"index: the chunk {first} is named twice, as are {len(twice)} in all"
             )
-    used, source_of = np.unique(columns["source"], return_inverse=True)
-    crc = columns["crc32c"][order]
+    # Files in the order of the chunks, so that their numbers rise along the table.
+    used, at, source = np.unique(source[order], return_index=True, return_inverse=True)
+    by_chunk = np.argsort(at)
+    used, source, crc = used[by_chunk], np.argsort(by_chunk)[source], crc[order]
+    files = _files(containers, locations, used, etags, modified, sizes, unchanged_since)
+    if not rows:
+        return None
     return ChunkTable(
         box,
         None if rows == box.size else linear,
         np.broadcast_to(np.int64(RefKind.VIRTUAL), (rows,)),
-        source_of[order].astype(np.int64),
+        source,
         (crc >= 0).astype(np.int64),
-        columns["offset"][order],
-        columns["length"][order],
+        offset[order],
+        length[order],
         np.maximum(crc, 0),
         (),
         b"",
-        files if len(used) == len(files) else tuple([files[i] for i in used.tolist()]),
+        files,
     )
 
 
@@ -240,40 +240,37 @@ def _coords(index: npt.ArrayLike, n: int, grid: Box) -> IndexArray:
 def _files(
     containers: Containers,
     locations: Sequence[str],
+    used: Column,
     etags: Sequence[object] | None,
     modified: npt.ArrayLike | None,
     sizes: npt.ArrayLike | None,
     unchanged_since: npt.ArrayLike | None,
 ) -> tuple[VirtualSource, ...]:
-    if isinstance(locations, str):
-        raise InvalidArgumentError("locations must be a sequence of URLs, not one string")
     n = len(locations)
-    tags = [] if etags is None else ["" if etag is None else etag for etag in etags]
-    texts = [tag for tag in tags if isinstance(tag, str) and bound_of(tag) is None]
-    if len(texts) != (0 if etags is None else n) or not "".join(texts).isprintable():
+    tags: list[Any] = [None] * n if etags is None else [*etags]
+    texts = [tag for tag in tags if tag is not None]
+    sound = all(isinstance(tag, str) and bound_of(tag) is None for tag in texts)
+    if len(tags) != n or not sound or not "".join(texts).isprintable():
         raise InvalidArgumentError(
             f"etags must be {n} strings, one for each location, without control characters, or "
             "None; and for <= and a number give unchanged_since"
         )
-    if unchanged_since is not None:
-        since = _column("unchanged_since", _ms(unchanged_since), n, -1, _MOST_OFFSET).tolist()
-        texts = texts or [""] * n
-        if any(tag and ms >= 0 for tag, ms in zip(texts, since, strict=True)):
+    columns = {
+        "unchanged_since": _ms(unchanged_since),
+        "modified": _ms(modified),
+        "sizes": sizes,
+    }
+    known = [_column(*column, n, -1, _MOST_OFFSET)[used].tolist() for column in columns.items()]
+    files = []
+    for i, *numbers in zip(used.tolist(), *known, strict=True):
+        since, ms, nbytes = (None if number < 0 else number for number in numbers)
+        if tags[i] and since is not None:
             raise InvalidArgumentError(
                 "unchanged_since: a file with an etag does not need it; pass -1 for that file"
             )
-        bounds = [bound_etag(ms) if ms >= 0 else "" for ms in since]
-        texts = [tag or bound for tag, bound in zip(texts, bounds, strict=True)]
-    names, container, paths = containers.locate_all(locations)
-    times = _column("modified", _ms(modified), n, -1, _MOST_OFFSET).tolist()
-    nbytes = _column("sizes", sizes, n, -1, _MOST_OFFSET).tolist()
-    rows = zip(container.tolist(), paths, texts or repeat("", n), times, nbytes, strict=True)
-    return checked_sources(
-        VirtualSource(
-            names[at], path, tag or None, ms if ms >= 0 else None, size if size >= 0 else None
-        )
-        for at, path, tag, ms, size in rows
-    )
+        tag = tags[i] or (None if since is None else bound_etag(since))
+        files.append(VirtualSource(*containers.locate(locations[i]), tag, ms, nbytes))
+    return checked_sources(files)
 
 
 def _ms(times: npt.ArrayLike | None) -> npt.ArrayLike | None:

@@ -106,10 +106,7 @@ def _put(
         present[here.ravel_one(coords)] = False
     if part.region is not None and not present.all():
         absent = here.unravel(np.flatnonzero(~present)) + start
-        if var.ndim:
-            workspace.put_table(path, array.grid, unset_at(absent))
-        else:
-            workspace.delete(join(path, array.chunk_keys.encode(())))
+        workspace.put_table(path, array.grid, unset_at(absent))
     rows = np.flatnonzero(present)
     if len(rows):
         source, used = pd.factorize(paths.ravel()[rows].astype(object))
@@ -132,9 +129,7 @@ def _noted(
     not change from now on.
     """
     runtime, containers = workspace.runtime, workspace.context.containers
-    names, container, _ = containers.locate_all(locations)
-    held = [url for url, at in zip(locations, container.tolist(), strict=True) if names[at]]
-    due = [url for url in held if url not in versions]
+    due = [url for url in locations if url not in versions and containers.locate(url)[0]]
     reader = VirtualReader(containers)
     versions |= zip(
         due, runtime.parallel([partial(reader.version, url) for url in due]), strict=True
