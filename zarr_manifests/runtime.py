@@ -125,17 +125,9 @@ def quiet() -> Iterator[None]:
                 _quiet.filters.close()
 
 
-class _Forks:
-    """How often this process has forked; a child continues from its parent's number."""
-
-    count = 0
-
-
-def _count_fork() -> None:
-    _Forks.count += 1
-
-
-os.register_at_fork(after_in_parent=_count_fork)
+_FORKS: list[None] = []
+"""One for each time this process has forked; a child continues from its parent's number."""
+os.register_at_fork(after_in_parent=lambda: _FORKS.append(None))
 
 
 def forks_made() -> int:
@@ -147,7 +139,7 @@ def forks_made() -> int:
     >>> forks_made() == forks_made()
     True
     """
-    return _Forks.count
+    return len(_FORKS)
 
 
 @contextmanager
@@ -201,24 +193,12 @@ class _Parallel(Protocol):
     def __call__[R](self, calls: Sequence[Callable[[], R]]) -> list[R]: ...
 
 
-class _Pool:
-    """A thread pool created on first use, and again in a forked child."""
-
-    def __init__(self) -> None:
-        self._executor: ThreadPoolExecutor | None = None
-        os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        self._executor = None  # the parent's threads do not exist in the child
-
-    def submit(self, call: Callable[[], None]) -> None:
-        executor = self._executor
-        if executor is None:
-            executor = self._executor = ThreadPoolExecutor(_POOL_THREADS, "zarr-manifests")
-        executor.submit(call)
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_POOL_THREADS, "zarr-manifests")
 
 
-_POOL = _Pool()
+os.register_at_fork(after_in_child=_pool.cache_clear)  # it has none of the parent's threads
 
 
 def _run[R](call: Callable[[], R], outcome: Future[R]) -> None:
@@ -245,7 +225,7 @@ def _run_parallel[R](calls: Sequence[Callable[[], R]]) -> list[R]:
     try:
         with suppress(RuntimeError):  # no thread available, as at interpreter exit
             for one in handed[1:]:
-                _POOL.submit(partial(_run, *one))
+                _pool().submit(partial(_run, *one))
         for i in (0, *range(len(calls) - 1, 0, -1)):  # the pool starts from the front
             call, outcome = handed[i]
             if outcome.cancel():
@@ -288,7 +268,7 @@ def one_by_one[R](calls: Sequence[Callable[[], R]]) -> list[R]:
 def _run_in_background(call: Callable[[], None]) -> None:
     outcome = Future[None]()
     try:
-        _POOL.submit(partial(_run, call, outcome))
+        _pool().submit(partial(_run, call, outcome))
     except RuntimeError:
         # The call may still be queued, and another thread of the pool run it.
         if outcome.cancel():
