@@ -99,7 +99,7 @@ def plan_append(
     known = np.isin(new, old)
     if known.any() and on_existing == "error":
         raise AlreadyExistsError(
-            f"{_listed(given[known])} of {dim!r} {_are(known)} there already; nothing was written. "
+            f"{_told(dim, given[known])} there already; nothing was written. "
             "Pass on_existing='skip' to append only new labels, or on_existing='replace' to "
             "overwrite existing ones"
         )
@@ -130,7 +130,7 @@ def _check_single(dim: str, given: npt.NDArray[Any], new: IndexArray) -> None:
     again = first[counts > 1]
     if again.size:
         raise InvalidArgumentError(
-            f"{_listed(given[np.sort(again)])} of {dim!r} {_are(again)} in the dataset more than "
+            f"{_told(dim, given[np.sort(again)])} in the dataset more than "
             f"once; nothing was written. Drop duplicates, such as by ds.drop_duplicates({dim!r})"
         )
 
@@ -181,7 +181,7 @@ def _runs(
     several = np.searchsorted(ranked, new[rows], "right") - first > 1
     if several.any():
         raise InvalidArgumentError(
-            f"{_listed(given[rows[several]])} of {dim!r} {_are(several)} there more than once, so "
+            f"{_told(dim, given[rows[several]])} there more than once, so "
             "it is not clear which to replace; nothing was written. Write with region="
         )
     at = order[first]
@@ -193,20 +193,17 @@ def _runs(
     )
 
 
-def _listed(labels: npt.NDArray[Any]) -> str:
-    more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
-    return ", ".join(map(label_text, labels[:_LISTED])) + more
-
-
 def label_text(label: Any) -> str:
     """A label as errors show it."""
     is_time = isinstance(label, np.datetime64)
     return str(np.datetime_as_string(label, unit="auto")) if is_time else str(label)
 
 
-def _are(which: npt.NDArray[Any]) -> str:
-    n = int(np.count_nonzero(which)) if which.dtype == bool else which.size
-    return "is" if n == 1 else "are"
+def _told(dim: str, labels: npt.NDArray[Any]) -> str:
+    """The first of the labels, how many others there are, and `is` or `are`."""
+    more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
+    first = ", ".join(map(label_text, labels[:_LISTED]))
+    return f"{first}{more} of {dim!r} {'is' if len(labels) == 1 else 'are'}"
 
 
 # --- file rows ------------------------------------------------------------------------------------
