@@ -48,6 +48,7 @@ from zarr_manifests.format.chunk_table import Column
 from zarr_manifests.keys import V2_ARRAY, ArrayMeta, join, parse_documents, split
 from zarr_manifests.progress import counted
 from zarr_manifests.runtime import need
+from zarr_manifests.storage.local import LocalFiles
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
 from zarr_manifests.virtual.containers import WEB, Containers, location_of, parse_location, url_at
@@ -57,7 +58,6 @@ from zarr_manifests.virtual.references import (
     References,
     check_bound,
     check_bytes,
-    in_folder,
     in_place,
     read_file,
     without_consolidated,
@@ -217,7 +217,7 @@ def _folder(url: str, max_bytes: int, options: Mapping[str, object] | None) -> L
     scheme, path = parse_location(url)
     if scheme == "file":
         refuse_options("a local file or folder", options)
-        return in_folder(path, max_bytes) if os.path.isdir(path) else None
+        return in_place(LocalFiles(path), max_bytes) if os.path.isdir(path) else None
     if scheme in ("memory", *WEB):
         return None
     storage = storage_of(url, options)

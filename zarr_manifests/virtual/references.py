@@ -264,24 +264,9 @@ def _place(
             f"{root} is a file, and only a folder can be imported; unpack a ZIP file first "
             "(with copy=True the folder is not needed afterwards)"
         )
-    return in_folder(path, max_bytes)
-
-
-def in_folder(root: str, max_bytes: int) -> Listing:
-    """The files below a folder on disk.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such folder.
-    InvalidArgumentError
-        If something in it is a symbolic link, or neither a file nor a folder.
-    StorageError
-        If it cannot be listed.
-    """
-    if not os.path.isdir(root):
-        raise NotFoundError(f"there is no folder {url_at('file', root)}")
-    return in_place(LocalFiles(root), max_bytes)
+    if not os.path.isdir(path):
+        raise NotFoundError(f"there is no folder {root}")
+    return in_place(LocalFiles(path), max_bytes)
 
 
 def in_place(place: Files, max_bytes: int, prefix: str = "") -> Listing:
