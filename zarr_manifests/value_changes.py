@@ -13,9 +13,7 @@ from itertools import batched, chain
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import zarr
-from msgspec import Struct
 
 from zarr_manifests.decoding import readable
 from zarr_manifests.engine.differences import deltas_apart, net_changes
@@ -59,7 +57,7 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Di
     with readable(path):
         arrays = [zarr.open_array(one.store, path=node.path, mode="r") for one, node in opened]
 
-    def compared(places: Sequence[_At]) -> Iterator[tuple[_At, _Changed]]:
+    def compared(places: Sequence[_At]) -> Iterator[tuple[_At, tuple[int, list[float]]]]:
         regions = [_region(at, now.chunk_shape, shared) for at in places]
         calls = [partial(_compared, arrays, region) for region in regions]
         return zip(places, context.runtime.parallel(calls), strict=True)
@@ -67,16 +65,16 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Di
     due, count = _due(context, views, nodes, now.grid)
     batches = map(compared, batched(due, _AT_ONCE))
     told = counted("comparing chunks", chain.from_iterable(batches), count)
-    changed = [(at, one) for at, one in told if one.cells]
+    changed = [(at, cells, steps) for at, (cells, steps) in told if cells]
     if not changed:
         return Diff()
-    steps = [step for _, one in changed for step in one.steps]
+    steps = [step for *_, each in changed for step in each]
     name = absolute(path)
     return Diff(
-        chunks={name: np.array([at for at, _ in changed], np.int64)},
+        chunks={name: np.array([at for at, *_ in changed], np.int64)},
         grids={name: now.grid.shape},
         dimensions={name: now.dimension_names} if now.dimension_names else {},
-        cells={name: np.array([one.cells for _, one in changed], np.int64)},
+        cells={name: np.array([cells for _, cells, _ in changed], np.int64)},
         steps={name: (min(steps), max(steps))} if steps else {},
     )
 
@@ -135,31 +133,19 @@ def _region(at: Sequence[int], chunk: Sequence[int], shape: Sequence[int]) -> tu
     return tuple(slice(min(i * n, end), min((i + 1) * n, end)) for i, n, end in places)
 
 
-class _Changed(Struct, frozen=True):
-    """What differs in one chunk.
+def _compared(
+    arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]
+) -> tuple[int, list[float]]:
+    """How many cells of a chunk differ, and the least and the greatest difference.
 
-    `steps` are the least and the greatest difference of cells that are numbers on both sides, if
-    there are any.
+    These are of cells that are numbers on both sides, if there are any.
     """
-
-    cells: int
-    steps: tuple[float, ...] = ()
-
-
-def _compared(arrays: Sequence[zarr.Array[Any]], region: tuple[slice, ...]) -> _Changed:
     old, new = (np.asarray(array[region]) for array in arrays)
-    missing = _nan(old), _nan(new)
+    missing = old != old, new != new  # NaN and NaT differ from themselves
     changed = np.asarray((old != new) & ~(missing[0] & missing[1]))
     numbers = changed & ~(missing[0] | missing[1])
-    cells = int(changed.sum())
     if not numbers.any() or not all(a.dtype.kind in "biuf" for a in (old, new)):
-        return _Changed(cells)
+        return int(changed.sum()), []
     with np.errstate(all="ignore"):
         by = new[numbers].astype(np.float64) - old[numbers].astype(np.float64)
-    return _Changed(cells, (float(by.min()), float(by.max())))
-
-
-def _nan(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    if values.dtype.kind in "fcmM":
-        return np.asarray(np.isnat(values) if values.dtype.kind in "mM" else np.isnan(values))
-    return np.zeros(values.shape, np.bool_)
+    return int(changed.sum()), [float(by.min()), float(by.max())]
