@@ -121,12 +121,11 @@ class Folding(Struct, frozen=True, eq=False):
         ends = np.broadcast_to([[0], [1]], (len(boxes), 2, 1))  # along an axis that is not there
         sides, of_box = np.concatenate([boxes, ends], axis=2), np.diff(boxes, axis=1)[:, 0]
         depths = np.delete(of_box, [axis for axis in axes if axis < ndim], axis=1).prod(axis=1)
-        sides, same = np.unique(sides[:, :, axes], axis=0, return_inverse=True)
-        depths = np.bincount(same.ravel(), depths, len(sides)).astype(np.int64)
-        counts = np.zeros(self.shape, np.int64)
-        for (lo, hi), depth in zip(sides.tolist(), depths.tolist(), strict=True):
-            edges = zip((self.row_edges, self.column_edges), lo, hi, strict=True)
-            counts += depth * np.outer(*(np.diff(np.clip(edge, a, b)) for edge, a, b in edges))
+        rows, columns = (
+            np.diff(np.clip(edges, sides[:, :1, axis], sides[:, 1:, axis]))
+            for edges, axis in zip((self.row_edges, self.column_edges), axes, strict=True)
+        )
+        counts: IndexArray = (rows.T * depths) @ columns
         return counts
 
 
