@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 import zarr
+from msgspec.structs import replace
 
 from zarr_manifests.bulk import open_here, read_here
 from zarr_manifests.decoding import decoded, decoded_by
@@ -35,7 +36,8 @@ from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
 from zarr_manifests.grid import Box, IndexArray, clips
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT
-from zarr_manifests.planning.meaning import Meaning, valid
+from zarr_manifests.ondemand import need
+from zarr_manifests.planning.meaning import Meaning
 from zarr_manifests.planning.merge import in_box, rows_at, select
 from zarr_manifests.planning.skipping import Ranges, Verdict, comparable, may_match, plan_chunks
 from zarr_manifests.planning.where import Comparison, parse_where, zone_of
@@ -154,6 +156,21 @@ class WhereArray:
     def chunks(self, node: Node, region: Box) -> ChunkTable | None:
         """The stored chunks of an array in the region."""
         return find_chunks(self.contents, node.path, region, None)[1]
+
+    def leaves(
+        self, node: Node, region: Box, pages: Sequence[ZonePage], due: Sequence[Any]
+    ) -> tuple[list[int], ChunkTable | None]:
+        """The pages that are due and describe leaves in the region, and the chunks in no other."""
+        if not (pages and region.size and note_unchanged(self.contents, node, region)):
+            return [], self.chunks(node, region)
+
+        def find() -> tuple[list[int], ChunkTable | None]:
+            view, node_id = self.contents.view, node.node_id
+            found = [i for i in paged_leaves(view, node_id, region, pages) if due[i]]
+            boxes = [pages[i].box for i in found]
+            return found, view.chunks_in(node_id, region, without=boxes)
+
+        return self.contents.guarded(find)
 
     def column(self, name: str) -> int | Node:
         """The axis that a column is a coordinate of, or the array that it is.
@@ -326,7 +343,8 @@ class _Pruner:
         """
         context = self._array.contents.context
         for by_pages in (True, False):
-            paged, table = self._found(by_pages=by_pages)
+            pages = self._pages if by_pages else ()
+            paged, table = self._array.leaves(self._node, self._region, pages, [True] * len(pages))
             unread = self._unread(paged) if alone else set()
             named = [i for i in paged if i not in unread]
             others = [
@@ -357,20 +375,6 @@ class _Pruner:
             index = table.box.carried(table.linear_index(), self._region)
         every = np.ones(len(index), np.bool_)
         return Verdict(index, every, ~every, self._unwritten)
-
-    def _found(self, *, by_pages: bool) -> tuple[list[int], ChunkTable | None]:
-        """The pages that describe leaves, and the chunks of the region that are not in these."""
-        contents, node_id, region = self._array.contents, self._node.node_id, self._region
-        usable = by_pages and self._pages and region.size
-        if not usable or not note_unchanged(contents, self._node, region):
-            return [], self._array.chunks(self._node, region)
-
-        def find() -> tuple[list[int], ChunkTable | None]:
-            paged = paged_leaves(contents.view, node_id, region, self._pages)
-            boxes = [self._pages[i].box for i in paged]
-            return paged, contents.view.chunks_in(node_id, region, without=boxes)
-
-        return contents.guarded(find)
 
     def _unread(self, paged: Sequence[int]) -> set[int]:
         """The pages that cannot match, if it is known without reading them which chunks they have.
@@ -409,17 +413,9 @@ class _Pruner:
         contents = self._array.contents
         with contents.lock:
             recorded = list(contents.changes.zones_of(self._node.node_id))
-        rows, bounds = [], []
-        recent = self._zones.recent_of(self._node.node_id, table.box)
-        for zones in (*recent, *recorded, *paged):
-            if zones.meaning != self._meaning.digest:
-                continue
-            counts = valid(zones, table)
-            if counts.any():
-                rows.append(rows_at(table, zones.coords())[counts])
-                bounds.append(zones.bounds if counts.all() else zones.bounds.take(counts))
-        if rows:
-            self._apply(rest, np.concatenate(rows), Bounds.joined(bounds))
+        known = replace(self._zones, pointers={}).counting(self._node, table, [*paged, *recorded])
+        if known is not None:
+            self._apply(rest, rows_at(table, known.coords()), known.bounds)
 
     # --- bounds -----------------------------------------------------------------------------------
 

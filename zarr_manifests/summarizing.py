@@ -27,7 +27,7 @@ from zarr_manifests.engine.bulk_chunks import note_unchanged
 from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.chunk_statistics import cell_weights
 from zarr_manifests.engine.overlay import freeze_reader, revive_reader
-from zarr_manifests.engine.zones import KnownZones, paged_leaves, zones_of
+from zarr_manifests.engine.zones import KnownZones, zones_of
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
@@ -368,24 +368,15 @@ class _Summary:
         """Answer leaves by their pages, and return the chunks that are left."""
         array, node = self._array, self._array.node
         pages = known.pages(node.node_id)
-        usable = pages is not None and pages.meaning == self._meaning.digest
-        if pages is None or not usable or not note_unchanged(array.contents, node, region):
+        if pages is None or pages.meaning != self._meaning.digest:
             return array.chunks(node, region)
         counts = (pages.bounds.clip == 0) & ~_unknown(pages.bounds.sums)
         if self._digest is not None:
             counts &= ~np.isnan(pages.bounds.weighted_by(self._digest).weights)
             counts &= [page.count == page.box.size for page in pages.pages]
         due = [counts[i] and self._is_one(page.box) for i, page in enumerate(pages.pages)]
-
-        def find() -> tuple[list[int], ChunkTable | None]:
-            view = array.contents.view
-            paged = paged_leaves(view, node.node_id, region, pages.pages)
-            # What is asked for of each of these is all of it.
-            some = [i for i in paged if due[i]]
-            boxes = [pages.pages[i].box for i in some]
-            return some, view.chunks_in(node.node_id, region, without=boxes)
-
-        some, rest = array.contents.guarded(find)
+        # What is asked for of each of these is all of it.
+        some, rest = array.leaves(node, region, pages.pages, due)
         if some:
             listed = [pages.pages[i] for i in some]
             low = np.array([page.box.lo for page in listed], np.int64)

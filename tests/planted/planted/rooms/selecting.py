@@ -85,15 +85,15 @@ FAULTS = [
     ),
     Fault(
         "bounds-of-another-packing-count",
-        "selecting.py",
-        "if zones.meaning != self._meaning.digest:",
-        "if False:",
+        "engine/zones.py",
+        "if (zones.meaning, zones.bounds.low.dtype) == (meaning.digest, meaning.dtype):",
+        "if zones.bounds.low.dtype == meaning.dtype:",
     ),
     Fault(
         "bounds-count-for-a-chunk-that-was-replaced",
-        "selecting.py",
-        "counts = valid(zones, table)",
-        "counts = rows_at(table, zones.coords()) >= 0",
+        "engine/zones.py",
+        "kept = taken(zones, valid(zones, table))",
+        "kept = zones",
     ),
     Fault(
         "bounds-of-pages-count-for-chunks-that-have-changed",
@@ -110,8 +110,8 @@ FAULTS = [
     Fault(
         "chunks-that-a-writer-has-planned-with-do-not-count-as-read",
         "selecting.py",
-        "if not usable or not note_unchanged(contents, self._node, region):",
-        "if not usable:",
+        "if not (pages and region.size and note_unchanged(self.contents, node, region)):",
+        "if not (pages and region.size):",
     ),
     Fault(
         "a-range-of-times-ends-with-the-first-instant-of-its-last-period",
