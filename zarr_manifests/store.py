@@ -41,7 +41,7 @@ from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.keys import directory
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
-from zarr_manifests.virtual.virtual_refs import VirtualRefs, table_of
+from zarr_manifests.virtual.virtual_refs import VirtualRefs
 
 _PICKLED: Final = (
     "a writable store was pickled, as dask does to write from other processes: what such a copy "
@@ -397,20 +397,9 @@ class ManifestStore(Store):
         workspace = self._writes
         node = workspace.contents.array_at(array_path)
         grid = node.array_meta.grid
-        table = table_of(
-            grid,
-            workspace.context.containers,
-            index,
-            locations,
-            source,
-            offset,
-            length,
-            etags=etags,
-            modified=modified,
-            sizes=sizes,
-            checksums=checksums,
-            unchanged_since=unchanged_since,
-        )
+        known: Any = etags, modified, sizes, checksums, unchanged_since
+        given: Any = index, locations, source, offset, length
+        table = VirtualRefs(*given, *known).to_table(grid, workspace.context.containers)
         if table is not None:
             workspace.put_table(node.path, grid, table)
 

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- The table of `table_of` has one row per coordinate, all inside the array's grid, and file
+- The table of `VirtualRefs` has one row per coordinate, all inside the array's grid, and file
   locations without secrets; `VirtualRefs.from_table` returns the same columns.
 - Nothing outside a container is opened: symbolic links are resolved first, and then every folder on
   the path is opened without following links. So a link put there in the meantime is refused too.
@@ -15,8 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -126,72 +125,87 @@ class VirtualRefs(Struct, frozen=True, eq=False):
             known_numbers(file.unchanged_since_ms for file in files),
         )
 
+    def to_table(self, grid: Box, containers: Containers) -> ChunkTable | None:
+        """Return the chunk table of refs into an array with that grid; None if empty.
 
-def table_of(
-    grid: Box,
-    containers: Containers,
-    index: npt.ArrayLike,
-    locations: Sequence[str],
-    source: npt.ArrayLike,
-    offset: npt.ArrayLike,
-    length: npt.ArrayLike,
-    *,
-    etags: Sequence[str | None] | None = None,
-    modified: npt.ArrayLike | None = None,
-    sizes: npt.ArrayLike | None = None,
-    checksums: npt.ArrayLike | None = None,
-    unchanged_since: npt.ArrayLike | None = None,
-) -> ChunkTable | None:
-    """Return the chunk table of virtual refs into an array with that grid; None if empty.
+        The columns may be all that `set_virtual_refs` takes.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the columns do not fit together or do not fit the grid, or a location is refused.
-    UnsupportedStorageError
-        If the scheme of a location is not supported.
-    """
-    if isinstance(locations, str):
-        raise InvalidArgumentError("locations must be a sequence of URLs, not one string")
-    n = np.shape(np.asarray(source))[:1]
-    rows = n[0] if n else 0
-    source = _column("source", source, rows, 0, len(locations) - 1)
-    offset = _column("offset", offset, rows, 0, _MOST_OFFSET)
-    length = _column("length", length, rows, 1, _MOST_LENGTH)
-    crc = _column("checksums", checksums, rows, -1, _MOST_CRC)
-    coords = _coords(index, rows, grid)
-    box = Box.around_coords(coords) if rows else grid
-    linear = box.ravel(coords)
-    order: Any = slice(None)
-    if (linear[1:] <= linear[:-1]).any():
-        order = np.argsort(linear, kind="stable")
-        linear = linear[order]
-        twice = np.flatnonzero(linear[1:] == linear[:-1])
-        if len(twice):
-            first = tuple(coords[order][twice[0]].tolist())
+        Raises
+        ------
+        InvalidArgumentError
+            If the columns do not fit together or do not fit the grid, or a location is refused.
+        UnsupportedStorageError
+            If the scheme of a location is not supported.
+        """
+        if isinstance(self.locations, str):
+            raise InvalidArgumentError("locations must be a sequence of URLs, not one string")
+        n = np.shape(np.asarray(self.source))[:1]
+        rows = n[0] if n else 0
+        source = _column("source", self.source, rows, 0, len(self.locations) - 1)
+        offset = _column("offset", self.offset, rows, 0, _MOST_OFFSET)
+        length = _column("length", self.length, rows, 1, _MOST_LENGTH)
+        crc = _column("checksums", self.checksums, rows, -1, _MOST_CRC)
+        coords = _coords(self.index, rows, grid)
+        box = Box.around_coords(coords) if rows else grid
+        linear = box.ravel(coords)
+        order: Any = slice(None)
+        if (linear[1:] <= linear[:-1]).any():
+            order = np.argsort(linear, kind="stable")
+            linear = linear[order]
+            twice = np.flatnonzero(linear[1:] == linear[:-1])
+            if len(twice):
+                first = tuple(coords[order][twice[0]].tolist())
+                raise InvalidArgumentError(
+                    f"index: the chunk {first} is named twice, as are {len(twice)} in all"
+                )
+        # Files in the order of the chunks, so that their numbers rise along the table.
+        used, at, source = np.unique(source[order], return_index=True, return_inverse=True)
+        by_chunk = np.argsort(at)
+        used, source, crc = used[by_chunk], np.argsort(by_chunk)[source], crc[order]
+        files = self._files(containers, used)
+        if not rows:
+            return None
+        return ChunkTable(
+            box,
+            None if rows == box.size else linear,
+            np.broadcast_to(np.int64(RefKind.VIRTUAL), (rows,)),
+            source,
+            (crc >= 0).astype(np.int64),
+            offset[order],
+            length[order],
+            np.maximum(crc, 0),
+            (),
+            b"",
+            files,
+        )
+
+    def _files(self, containers: Containers, used: Column) -> tuple[VirtualSource, ...]:
+        """The files at these positions, with what is known of them."""
+        n, given = len(self.locations), cast("Any", self.etags)
+        tags = [None] * n if given is None else [*given]
+        texts = [tag for tag in tags if tag is not None]
+        sound = all(isinstance(tag, str) and bound_of(tag) is None for tag in texts)
+        if len(tags) != n or not sound or not "".join(texts).isprintable():
             raise InvalidArgumentError(
-                f"index: the chunk {first} is named twice, as are {len(twice)} in all"
+                f"etags must be {n} strings, one for each location, without control characters, or "
+                "None; and for <= and a number give unchanged_since"
             )
-    # Files in the order of the chunks, so that their numbers rise along the table.
-    used, at, source = np.unique(source[order], return_index=True, return_inverse=True)
-    by_chunk = np.argsort(at)
-    used, source, crc = used[by_chunk], np.argsort(by_chunk)[source], crc[order]
-    files = _files(containers, locations, used, etags, modified, sizes, unchanged_since)
-    if not rows:
-        return None
-    return ChunkTable(
-        box,
-        None if rows == box.size else linear,
-        np.broadcast_to(np.int64(RefKind.VIRTUAL), (rows,)),
-        source,
-        (crc >= 0).astype(np.int64),
-        offset[order],
-        length[order],
-        np.maximum(crc, 0),
-        (),
-        b"",
-        files,
-    )
+        columns = {
+            "unchanged_since": _ms(self.unchanged_since),
+            "modified": _ms(self.modified),
+            "sizes": self.sizes,
+        }
+        known = [_column(*column, n, -1, _MOST_OFFSET)[used].tolist() for column in columns.items()]
+        files = []
+        for i, *numbers in zip(used.tolist(), *known, strict=True):
+            since, ms, nbytes = (None if number < 0 else number for number in numbers)
+            if tags[i] and since is not None:
+                raise InvalidArgumentError(
+                    "unchanged_since: a file with an etag does not need it; pass -1 for that file"
+                )
+            tag = tags[i] or (None if since is None else bound_etag(since))
+            files.append(VirtualSource(*containers.locate(self.locations[i]), tag, ms, nbytes))
+        return checked_sources(files)
 
 
 def _numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -235,42 +249,6 @@ def _coords(index: npt.ArrayLike, n: int, grid: Box) -> IndexArray:
             f"index: the chunk {first} is not in the array's grid of {grid.shape} chunks"
         )
     return coords
-
-
-def _files(
-    containers: Containers,
-    locations: Sequence[str],
-    used: Column,
-    etags: Sequence[object] | None,
-    modified: npt.ArrayLike | None,
-    sizes: npt.ArrayLike | None,
-    unchanged_since: npt.ArrayLike | None,
-) -> tuple[VirtualSource, ...]:
-    n = len(locations)
-    tags: list[Any] = [None] * n if etags is None else [*etags]
-    texts = [tag for tag in tags if tag is not None]
-    sound = all(isinstance(tag, str) and bound_of(tag) is None for tag in texts)
-    if len(tags) != n or not sound or not "".join(texts).isprintable():
-        raise InvalidArgumentError(
-            f"etags must be {n} strings, one for each location, without control characters, or "
-            "None; and for <= and a number give unchanged_since"
-        )
-    columns = {
-        "unchanged_since": _ms(unchanged_since),
-        "modified": _ms(modified),
-        "sizes": sizes,
-    }
-    known = [_column(*column, n, -1, _MOST_OFFSET)[used].tolist() for column in columns.items()]
-    files = []
-    for i, *numbers in zip(used.tolist(), *known, strict=True):
-        since, ms, nbytes = (None if number < 0 else number for number in numbers)
-        if tags[i] and since is not None:
-            raise InvalidArgumentError(
-                "unchanged_since: a file with an etag does not need it; pass -1 for that file"
-            )
-        tag = tags[i] or (None if since is None else bound_etag(since))
-        files.append(VirtualSource(*containers.locate(locations[i]), tag, ms, nbytes))
-    return checked_sources(files)
 
 
 def _ms(times: npt.ArrayLike | None) -> npt.ArrayLike | None:
