@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zarr_manifests.errors import InvalidArgumentError
-from zarr_manifests.xarray.appended_rows import AppendPlan, Run, plan_append
+from zarr_manifests.xarray.appended_rows import AppendPlan, plan_append
 
 
 def plan(there: list[int], given: list[int], on_existing: Any) -> AppendPlan:
@@ -18,7 +18,7 @@ def plan(there: list[int], given: list[int], on_existing: Any) -> AppendPlan:
 def test_a_label_that_is_there_twice_cannot_be_replaced() -> None:
     with pytest.raises(InvalidArgumentError, match=r"2 of 'time' is there more than once.*region"):
         plan([1, 2, 2], [2, 3], "replace")
-    assert plan([1, 2, 2], [1, 3], "replace") == AppendPlan(3, (1,), (Run((0,), 0),))
+    assert plan([1, 2, 2], [1, 3], "replace") == AppendPlan(3, (1,), ((0, (0,)),))
     assert plan([1, 2, 2], [2, 3], "skip").appended == (1,)
 
 

@@ -32,21 +32,6 @@ type OnExisting = Literal["error", "skip", "replace"]
 _LISTED: Final = 5
 
 
-class Run(Struct, frozen=True):
-    """Adjacent rows that replace existing ones.
-
-    Parameters
-    ----------
-    rows : tuple of int
-        Rows of the dataset.
-    start : int
-        Position of the first of them.
-    """
-
-    rows: tuple[int, ...]
-    start: int
-
-
 class AppendPlan(Struct, frozen=True):
     """What to do with each row of a dataset; rows in neither field are left out.
 
@@ -56,13 +41,13 @@ class AppendPlan(Struct, frozen=True):
         The number of existing labels, which is where the first row is appended.
     appended : tuple of int
         Rows to append, in this order.
-    replaced : tuple of Run
-        Rows that are written over the ones with the same labels.
+    replaced : tuple of (int, tuple of int)
+        Rows that are written over the ones with the same labels: where, and which of the dataset.
     """
 
     start: int
     appended: tuple[int, ...]
-    replaced: tuple[Run, ...] = ()
+    replaced: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 def plan_append(
@@ -143,13 +128,9 @@ def _check_sorted(
     Labels ascend or descend as the existing ones do, else as the appended ones do. If neither has
     a direction, they have to ascend.
     """
-    if not appended.size:
-        return
-    directions = [int(np.sign(c[-1] - c[0])) for c in (old, appended) if c.size]
-    direction = next((d for d in directions if d), 1)
-    steps = np.diff(np.concatenate((old, appended))) * direction
+    steps = np.diff(np.concatenate((old, appended))) * (-1 if _descends([old, appended]) else 1)
     wrong = np.flatnonzero(steps < 0)
-    if not wrong.size:
+    if not (appended.size and wrong.size):
         return
     at = int(wrong[0]) + 1
     pair = f"{label_text(labels[at])} after {label_text(labels[at - 1])}"
@@ -170,7 +151,7 @@ def _runs(
     old: IndexArray,
     new: IndexArray,
     known: npt.NDArray[np.bool_],
-) -> tuple[Run, ...]:
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The places of rows whose labels exist already, in order of the existing rows."""
     rows = np.flatnonzero(known)
     if not rows.size:
@@ -188,7 +169,7 @@ def _runs(
     rows, at = rows[np.argsort(at)], np.sort(at)
     cuts = np.flatnonzero(np.diff(at) != 1) + 1
     return tuple(
-        Run(tuple(part.tolist()), int(start[0]))
+        (int(start[0]), tuple(part.tolist()))
         for part, start in zip(np.split(rows, cuts), np.split(at, cuts), strict=True)
     )
 
@@ -451,12 +432,13 @@ def _in_order(
     return sound + empty, bad
 
 
-def _descends(found: Sequence[npt.NDArray[Any]]) -> bool:
-    long = next((labels for labels in found if len(labels) > 1), None)
-    if long is None:
-        return False
-    steps = [np.count_nonzero(how(long[1:], long[:-1])) for how in (np.less, np.greater)]
-    return bool(steps[0] > steps[1])
+def _descends(found: Iterable[npt.NDArray[Any]]) -> bool:
+    """Whether most steps go down, in the first of these where as many do not go up."""
+    for labels in found:
+        steps = [np.count_nonzero(how(labels[1:], labels[:-1])) for how in (np.less, np.greater)]
+        if steps[0] != steps[1]:
+            return bool(steps[0] > steps[1])
+    return False
 
 
 def rows_of_labels(there: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | None:

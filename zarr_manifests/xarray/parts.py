@@ -223,9 +223,9 @@ def pieces_of(part: DatasetPart, planned: AppendPlan) -> Iterator[DatasetPart]:
     ds, dim = part.ds, str(part.labels.dims[0])
     values = ds.drop_vars([name for name, v in ds.variables.items() if dim not in v.dims])
     over = replace(part, mode="a", append_dim=None)
-    for run in planned.replaced if values.variables.keys() - {dim} else ():
-        place = {dim: slice(run.start, run.start + len(run.rows))}
-        yield replace(over, ds=_rows(values, dim, run.rows), region=place)
+    for start, rows in planned.replaced if values.variables.keys() - {dim} else ():
+        place = {dim: slice(start, start + len(rows))}
+        yield replace(over, ds=_rows(values, dim, rows), region=place)
     if planned.appended or planned.replaced or not ds.sizes[dim]:
         yield replace(part, ds=_rows(ds, dim, planned.appended))
 
