@@ -345,12 +345,15 @@ class Repository:
             epoch=start if exclusive else None,
             reporting=copies == "report",
         )
-        commits = _commits_of(writer, isolation == "serializable", append_dim)
+        from zarr_manifests.commits import SessionCommits  # only writers load what commits need
+
+        commits = SessionCommits(writer, serializable=isolation == "serializable")
+        if append_dim is not None:
+            commits.relocate_appends(append_dim)
         return _session(writer.pin, commits)
 
     def _commits(self, branch: str) -> SessionCommits:
-        start, view = self._refs.begin(branch)
-        return _commits_of(engine.forks.SessionWriter(self._context, view, branch, start))
+        return self.writable_session(branch)._writable()
 
     @contextmanager
     def transaction(
@@ -372,8 +375,8 @@ class Repository:
         the step was committed before, `TransactionAlreadyCommitted` is raised before the block
         runs; or after it, if somebody else has committed the step meanwhile.
         """
-        commits = self._commits(branch)
-        session = _session(commits.writer.pin, commits)
+        session = self.writable_session(branch)
+        commits = session._writable()
         try:
             step = commits.begin(txn)
             yield session.store
@@ -1410,17 +1413,6 @@ def _session(pin: engine.forks.Pin, commits: SessionCommits | None = None) -> Se
     from zarr_manifests.session import Session  # it imports Zarr
 
     return Session(pin, commits)
-
-
-def _commits_of(
-    writer: engine.forks.SessionWriter, serializable: bool = False, append_dim: str | None = None
-) -> SessionCommits:
-    from zarr_manifests.commits import SessionCommits  # only writers load what commits need
-
-    commits = SessionCommits(writer, serializable=serializable)
-    if append_dim is not None:
-        commits.relocate_appends(append_dim)
-    return commits
 
 
 def _checked_writer(isolation: str, copies: str, lease: timedelta | float | None) -> int | None:
