@@ -31,7 +31,6 @@ FETCHED = re.compile(
 STRUCTS = (
     "msgspec.Struct",
     "zarr_manifests.config.sections.Section",
-    "zarr_manifests.reports.version_reports._Changes",
 )
 DATACLASS = ExprName("dataclasses.dataclass")
 

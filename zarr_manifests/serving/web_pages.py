@@ -35,8 +35,7 @@ from zarr_manifests.grid import IndexArray
 from zarr_manifests.keys import ArrayMeta, absolute, check_inside, split
 from zarr_manifests.picturing import ChunkMap, as_table
 from zarr_manifests.picturing.graph import graph_shapes
-from zarr_manifests.reports import Diff, SnapshotInfo
-from zarr_manifests.reports.version_reports import moved_tops
+from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops
 from zarr_manifests.repository import graph_of
 from zarr_manifests.serving.answers import Answers, status_of, version_of
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
