@@ -36,7 +36,6 @@ from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
 from zarr_manifests.grid import Box, IndexArray, clips
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT
-from zarr_manifests.ondemand import need
 from zarr_manifests.planning.meaning import Meaning
 from zarr_manifests.planning.merge import in_box, rows_at, select
 from zarr_manifests.planning.skipping import Ranges, Verdict, comparable, may_match, plan_chunks
