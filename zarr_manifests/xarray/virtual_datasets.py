@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,9 @@ from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 from zarr_manifests.xarray.fit import DECODED_BY
 from zarr_manifests.xarray.parts import DatasetPart
-from zarr_manifests.xarray.stored_group import StoredGroup
+
+if TYPE_CHECKING:
+    from zarr_manifests.xarray.stored_group import StoredGroup
 
 _FIXED: Final = ("data_type", "chunk_grid", "codecs", "fill_value", "dimension_names")
 _SLACK_MS: Final = 1000
