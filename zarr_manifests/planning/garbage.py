@@ -539,11 +539,6 @@ def _class(rows: int, fan_in: int) -> int:
     return found
 
 
-def overlap_refs(count: int, box_size: int, shared_size: int) -> float:
-    """The refs of an entry in part of its box, if they are spread evenly."""
-    return count * shared_size / box_size if box_size else 0.0
-
-
 # --- pages of history --------------------------------------------------------------------------
 
 PAGE: Final = 24
