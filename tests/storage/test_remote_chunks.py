@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from msgspec import structs
 
 import zarr_manifests as zm
 from zarr_manifests.errors import (
@@ -24,7 +23,7 @@ from zarr_manifests.errors import (
     VirtualContainerError,
     VirtualSourceChangedError,
 )
-from zarr_manifests.format.chunk_table import VirtualRef
+from zarr_manifests.format.chunk_table import VirtualRef, VirtualSource
 from zarr_manifests.repository import containers_of
 from zarr_manifests.storage import from_url
 from zarr_manifests.storage.memory import MemoryStorage
@@ -238,7 +237,7 @@ def test_a_hostile_ref_does_not_leave_its_container(small_store: Any) -> None:
     reader = VirtualReader(contents.context.containers)
     small_store.requests.clear()
     for path in ("s3://bucket/raw/../secret", "s3://bucket/raw/%2e%2e/secret", "s3://u:p@bucket/a"):
-        source = structs.replace(Containers().source_at("s3://bucket/x"), path=path)
+        source = VirtualSource("", path)
         with pytest.raises(VirtualContainerError):
             reader.read(VirtualRef(source, 0, 4), 0, 4)
     assert small_store.requests == []

@@ -377,23 +377,16 @@ class Containers(Struct, frozen=True):
                 )
             return name, path
         scheme, path = parse_location(url)
-        name = self._holding(scheme, path)
-        if not name:
+        roots = {name: container.place for name, container in self.places.items()}
+        holding = {
+            name: len(root)
+            for name, (kind, root) in roots.items()
+            if kind == scheme and path.startswith(root.rstrip("/") + "/")
+        }
+        if not holding:
             return "", url_at(scheme, path)
-        return name, _below(self.places[name], path)
-
-    def source_at(self, url: str) -> VirtualSource:
-        """The source that a location means, of which nothing is known."""
-        return VirtualSource(*self.locate(url))
-
-    def _holding(self, scheme: str, path: str) -> str:
-        """Name of the innermost container that holds a normalised path; empty for none."""
-        found, most = "", -1
-        for name, container in self.places.items():
-            kind, root = container.place
-            if kind == scheme and len(root) > most and path.startswith(root.rstrip("/") + "/"):
-                found, most = name, len(root)
-        return found
+        name = max(holding, key=holding.__getitem__)  # the innermost one
+        return name, path[holding[name] :].lstrip("/")
 
     def resolve(self, source: VirtualSource) -> tuple[VirtualContainer, VirtualLocation]:
         """Return where a source is, and the container that allows it to be read.
@@ -403,19 +396,18 @@ class Containers(Struct, frozen=True):
         VirtualContainerError
             If it is below no container.
         """
-        name, scheme, place = source.container, "", source.path
-        if not name:
-            try:
-                scheme, place = parse_location(source.path)
-            except InvalidArgumentError as error:
-                raise VirtualContainerError(
-                    f"a chunk lies at a location that cannot be read: {error}"
-                ) from error
-            name = self._holding(scheme, place)
-        container = self.places.get(name)
-        if container is not None:
-            return container, _location(container, _below(container, place) if scheme else place)
-        file = url_at(scheme, place) if scheme else repr(place)
+        name, path = source.container, source.path
+        try:
+            name, path = (name, path) if name else self.locate(path)
+        except InvalidArgumentError as error:
+            raise VirtualContainerError(
+                f"a chunk lies at a location that cannot be read: {error}"
+            ) from error
+        if name in self.places:
+            scheme, place = self.places[name].place
+            root, _, folder = (place, "", "") if scheme == "file" else place.partition("/")
+            return self.places[name], VirtualLocation(scheme, root, join(folder, path))
+        file = repr(path) if name else path
         if name in self.saved:
             where = f"in the container {name!r}, which the repository says is at "
             where += plain_text(self.saved[name])
@@ -438,18 +430,6 @@ class Containers(Struct, frozen=True):
         if source.container in self.places:
             return self.resolve(source)[1].url
         return source.location
-
-
-def _below(container: VirtualContainer, path: str) -> str:
-    return path[len(container.place[1]) :].lstrip("/")
-
-
-def _location(container: VirtualContainer, path: str) -> VirtualLocation:
-    scheme, place = container.place
-    if scheme == "file":
-        return VirtualLocation(scheme, place, path)
-    root, _, folder = place.partition("/")
-    return VirtualLocation(scheme, root, f"{folder}/{path}" if folder else path)
 
 
 def _leads_to_local(host: str) -> bool:

@@ -278,7 +278,7 @@ class VirtualReader:
         MissingChunkError
             If there is no such file.
         """
-        return self._read(self._containers.source_at(url), 0, 0)[1]
+        return self._read(VirtualSource(*self._containers.locate(url)), 0, 0)[1]
 
     def is_remote(self, source: VirtualSource) -> bool:
         """Whether it takes requests to read the source.
