@@ -10,10 +10,10 @@ from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.metadata import is_there
 from zarr_manifests.engine.refs import DEFAULT_BRANCH
-from zarr_manifests.engine.view import create_at
+from zarr_manifests.engine.view import create_at, open_at
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
 from zarr_manifests.format.root import ROOT_KEY
-from zarr_manifests.repository import Repository, context_of, open_repository
+from zarr_manifests.repository import Repository, context_of
 from zarr_manifests.runtime import SYSTEM, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.url import refuse_options, storage_of
@@ -124,7 +124,7 @@ def open(  # noqa: A001 - as Zarr and xarray call it
         except AlreadyExistsError:
             if not exists(storage):
                 raise
-    return open_repository(*where, authorize=authorize)
+    return Repository(*open_at(*where, authorize=authorize))
 
 
 def exists(

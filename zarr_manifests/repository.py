@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec.structs import replace
 
 from zarr_manifests import engine
-from zarr_manifests.config import CacheOptions, Config
+from zarr_manifests.config import Config
 from zarr_manifests.display import html_page
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.heartbeat import HeldLease
@@ -38,10 +38,10 @@ from zarr_manifests.errors import (
 from zarr_manifests.metrics import Metrics, unmetered
 from zarr_manifests.planning.conflict import Policy, Txn
 from zarr_manifests.planning.garbage import retention
-from zarr_manifests.runtime import SYSTEM, Run, Runtime
+from zarr_manifests.runtime import SYSTEM, Run
 from zarr_manifests.storage import Storage
 from zarr_manifests.versions import milliseconds, refs_by_snapshot
-from zarr_manifests.virtual.containers import Authorized, Containers, VirtualContainer
+from zarr_manifests.virtual.containers import VirtualContainer
 
 if TYPE_CHECKING:
     from zarr_manifests.commits import SessionCommits
@@ -106,8 +106,8 @@ class Repository:
         return html_page("Repository", facts, nodes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        context = self._context
-        return open_repository, (self.storage, self.config, context.containers, context.cache)
+        where = self.storage, self.config, self._context.containers, self._context.cache
+        return _opened_again, (where,)
 
     @property
     def storage(self) -> Storage:
@@ -1271,17 +1271,8 @@ class Repository:
         return upkeep.verify.verify(self._context, run or map)
 
 
-def open_repository(
-    storage: Storage,
-    config: Config | Mapping[str, Any] | None,
-    containers: Containers,
-    cache: CacheOptions | Mapping[str, Any] | None,
-    runtime: Runtime = SYSTEM,
-    *,
-    authorize: Authorized = (),
-) -> Repository:
-    """The repository in that storage."""
-    return Repository(*open_at(storage, config, containers, cache, runtime, authorize=authorize))
+def _opened_again(where: tuple[Any, Any, Any, Any]) -> Repository:
+    return Repository(*open_at(*where, SYSTEM))
 
 
 def context_of(repository: Repository) -> Context:
