@@ -192,10 +192,6 @@ def _axes(
     meta = array.meta
     along = weights.along if weights is not None else (None,) * len(dims)
     for dim, size, chunk, its in zip(dims, meta.shape, meta.chunk_shape, along, strict=True):
-        if given is None and dim not in {**chosen, **indexers, **by}:
-            whole = np.arange(size), np.zeros(size, np.int64)
-            axes.append(GroupedAxis.of(None, *whole, 1, size, chunk, its))
-            continue
         if given is None:
             labels = _labels(array, dim, size) if dim in indexers or dim in by else {}
             at = xr.DataArray(np.arange(size), labels, [dim])
@@ -206,7 +202,8 @@ def _axes(
         if dim in indexers:
             at = _selected(at, dim, indexers[dim])
         places = np.atleast_1d(at.to_numpy())
-        if len(np.unique(places)) < len(places):
+        picked = given is not None or dim in indexers
+        if picked and len(np.unique(places)) < len(places):
             what = f"{dim}={indexers[dim]!r}" if dim in indexers else f"the dataset's {dim!r}"
             raise InvalidArgumentError(f"{what} selects a position twice")
         named, codes, groups = None, np.zeros(len(places), np.int64), 1
