@@ -43,9 +43,9 @@ FAULTS = [
     ),
     Fault(
         "a-whole-leaf-is-answered-chunk-by-chunk",
-        "summarizing.py",
-        "some = [i for i in paged if due[i]]",
-        "some = []",
+        "selecting.py",
+        "region, pages) if due[i]]",
+        "region, pages) if False]",
     ),
     Fault(
         "a-leaf-answers-for-several-groups",
