@@ -46,7 +46,7 @@ CONTAINERS = {"files": "memory://hostile-files/in"}
 
 def sealed(kind: int, fields: Any) -> bytes:
     payload = msgpack.packb(fields)
-    covered = struct.pack("<BBBBQ", 3, kind, 0, 0, len(payload)) + payload
+    covered = struct.pack("<BBBBQ", 4, kind, 0, 0, len(payload)) + payload
     return b"\x89ZMF\r\n\x1a\n" + struct.pack("<I", google_crc32c.value(covered)) + covered
 
 

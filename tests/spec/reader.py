@@ -51,7 +51,7 @@ def open_object(data: bytes, kind: int) -> dict[str, Any]:
     demand(len(data) <= MOST_BYTES.get(kind, len(data)), "size of an object")
     demand(len(data) >= 24 and data[:8] == bytes.fromhex("895A4D460D0A1A0A"), "magic")
     crc, version, found, codec, flags, length = struct.unpack_from("<IBBBBQ", data, 8)
-    demand(version == 3, "version")
+    demand(version == 4, "version")
     demand(google_crc32c.value(data[12:]) == crc, "crc")
     demand(flags == 0, "flags")
     demand(found == kind, "kind")

@@ -53,9 +53,9 @@ from zarr_manifests.ids import COMMIT_ID_BYTES, NODE_ID_BYTES, crc32c, session_o
 from zarr_manifests.runtime import MAX_MS as MAX_MS
 from zarr_manifests.runtime import ForkSafeLock
 
-FORMAT_VERSION: Final = 3
-_LAST_OF_DRAFT: Final = "01f1d774"
-"""The last commit of this package that reads version 1."""
+FORMAT_VERSION: Final = 4
+_LAST_OF_DRAFT: Final = "9fc86d01"
+"""The last commit of this package that reads version 3, and names those for older ones."""
 MAGIC: Final = b"\x89ZMF\r\n\x1a\n"
 MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_ROOT_BYTES: Final = 1 << 24

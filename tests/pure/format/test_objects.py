@@ -304,7 +304,7 @@ def envelope(
     kind: str,
     payload: bytes,
     *,
-    version: int = 3,
+    version: int = 4,
     codec: int = 0,
     flags: int = 0,
     nbytes: int | None = None,
@@ -332,7 +332,7 @@ def forged(kind: str, fields: Any) -> Any:
 def test_envelopes_of_a_newer_version_are_refused(kind: str) -> None:
     payload = payload_of(kind)
     for newer in (
-        envelope(kind, payload, version=4),
+        envelope(kind, payload, version=5),
         envelope(kind, b"anything", version=255, flags=3),
         envelope(kind, payload, flags=1),
         envelope(kind, payload, codec=2),
@@ -343,7 +343,7 @@ def test_envelopes_of_a_newer_version_are_refused(kind: str) -> None:
 
 def test_an_object_of_an_earlier_draft_is_told_so() -> None:
     with pytest.raises(UnsupportedFormatError, match=r"earlier draft.* export"):
-        read("root", envelope("root", payload_of("root"), version=2))
+        read("root", envelope("root", payload_of("root"), version=3))
 
 
 @pytest.mark.parametrize("kind", ["root", "delta", "manifest"])
