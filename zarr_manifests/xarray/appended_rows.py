@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -25,6 +24,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError
 from zarr_manifests.grid import IndexArray
+from zarr_manifests.xarray.fit import times_differ
 
 type OnExisting = Literal["error", "skip", "replace"]
 """What to do with labels that exist already."""
@@ -298,52 +298,46 @@ def difference(given: FileLayout, due: FileLayout, dim: str) -> tuple[str, str] 
     >>> difference(FileLayout((), (("t", u),)), FileLayout((), (("t", t),)), "time")
     ("'t' has units 'degC'", "'K'")
     """
+    return next(_differences(given, due, dim), None)
+
+
+def _differences(given: FileLayout, due: FileLayout, dim: str) -> Iterator[tuple[str, str]]:
     have, want = dict(given.sizes), dict(due.sizes)
     mine, theirs = dict(given.variables), dict(due.variables)
-    for name in sorted(mine.keys() | theirs.keys()):
-        one, other = mine.get(name), theirs.get(name)
-        if one is None:
-            if dim in theirs[name].dims:
-                return f"there is no variable {name!r}", "one"
-            continue
-        if other is None:
-            return f"there is a variable {name!r}", "none"
-        found = _variable_difference(name, one, other)
-        if found is not None:
-            return found
+    for name in sorted(mine.keys() - theirs.keys()):
+        yield f"there is a variable {name!r}", "none"
+    for name in sorted(theirs.keys() - mine.keys()):
+        if dim in theirs[name].dims:
+            yield f"there is no variable {name!r}", "one"
+    both = [(name, mine[name], theirs[name]) for name in sorted(mine.keys() & theirs.keys())]
+    for each in both:
+        yield from _variable_differences(*each)
     for name in sorted(have.keys() & want.keys()):
         if have[name] != want[name]:
-            return f"the dimension {name!r} has length {have[name]}", str(want[name])
-    return next(_value_differences(mine, theirs), None)
+            yield f"the dimension {name!r} has length {have[name]}", str(want[name])
+    for name, one, other in both:
+        if one.digest != other.digest and not _alike(one.values, other.values):
+            yield f"the values of {name!r} differ", "other ones"
 
 
-def _variable_difference(
+def _variable_differences(
     name: str, one: VariableFacts, other: VariableFacts
-) -> tuple[str, str] | None:
+) -> Iterator[tuple[str, str]]:
     if one.dims != other.dims:
-        return f"{name!r} has the dimensions {_tuple(one.dims)}", _tuple(other.dims)
+        yield f"{name!r} has the dimensions {_tuple(one.dims)}", _tuple(other.dims)
     if one.dtype != other.dtype:
-        return f"{name!r} is of type {one.dtype}", other.dtype
+        yield f"{name!r} is of type {one.dtype}", other.dtype
     has, due = dict(one.meaning), dict(other.meaning)
     for key in sorted(has.keys() | due.keys()):
         if has.get(key) != due.get(key):
-            wanted = repr(due[key]) if key in due else f"no such {key}"
             told = f"{key} {has[key]!r}" if key in has else f"no {key}"
-            return f"{name!r} has {told}", wanted
-    return None
+            yield f"{name!r} has {told}", repr(due[key]) if key in due else f"no such {key}"
 
 
-def _value_differences(
-    mine: Mapping[str, VariableFacts], theirs: Mapping[str, VariableFacts]
-) -> Iterator[tuple[str, str]]:
-    for name in sorted(mine.keys() & theirs.keys()):
-        one, other = mine[name], theirs[name]
-        if one.digest == other.digest:
-            continue
-        a, b = (np.frombuffer(each.values, np.float64) for each in (one, other))
-        near = a.shape == b.shape and np.allclose(a, b, rtol=_CLOSE, atol=0.0, equal_nan=True)
-        if not (one.values and near):
-            yield f"the values of {name!r} differ", "other ones"
+def _alike(one: bytes, other: bytes) -> bool:
+    """Whether values are known, and differ by rounding only."""
+    a, b = (np.frombuffer(each, np.float64) for each in (one, other))
+    return 0 < len(a) == len(b) and np.allclose(a, b, rtol=_CLOSE, atol=0.0, equal_nan=True)
 
 
 def _tuple(dims: Sequence[str]) -> str:
@@ -455,17 +449,12 @@ def rows_of_labels(there: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | N
     return None
 
 
-def _near(one: Any, other: Any) -> npt.NDArray[np.bool_]:
+def _near(one: npt.NDArray[Any], other: Any) -> npt.NDArray[np.bool_]:
     """Which labels differ by rounding only: times by less than a second, floats by a millionth."""
-    kind = np.asarray(one).dtype.kind
-    if kind == "f":
-        near: npt.NDArray[np.bool_] = np.isclose(one, other, rtol=_CLOSE, atol=0.0, equal_nan=True)
-        return near
-    if kind in "mM":
-        missing = np.isnat(one) & np.isnat(other)
-        return np.asarray(missing | (np.abs(one - other) < np.timedelta64(1, "s")))
-    if kind == "O":
-        return np.asarray(np.abs(one - other) < timedelta(seconds=1))
+    if one.dtype.kind == "f":
+        return np.asarray(np.isclose(one, other, rtol=_CLOSE, atol=0.0, equal_nan=True))
+    if one.dtype.kind in "mMO":
+        return ~times_differ(one, np.broadcast_to(other, one.shape))
     return np.asarray(one == other)
 
 

@@ -308,7 +308,7 @@ class _Comparison(Struct, frozen=True):
         if read.shape != given.shape:
             return np.ones(given.shape, bool)
         if given.dtype.kind in "mM" or _are_dates(given):
-            return _times_differ(given, read)
+            return times_differ(given, read)
         if given.dtype.kind not in "biufc":
             return _objects_differ(given, read)
         if read.dtype.kind not in "biufc":
@@ -363,7 +363,7 @@ def _as_declared(block: Any, *, of: str, declared: np.dtype[Any]) -> Any:
     return block
 
 
-def _times_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def times_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Which times differ by a second or more; those of different calendars, by their texts."""
     off = np.ones(given.shape, bool)
     if given.dtype.kind == read.dtype.kind and given.dtype.kind in "mM":
