@@ -168,15 +168,13 @@ def _make_room(workspace: Workspace, path: str, document: str) -> None:
 
 
 def _write_values(workspace: Workspace, path: str, references: References) -> None:
-    # Parents before what is in them, documents before chunks.
-    order = sorted(references.values, key=lambda key: (key.count("/"), key))
-    documents = [key for key in order if split(key)[1] in DOCUMENTS]
-    taken = set(documents)
-    for key in (*documents, *(k for k in order if k not in taken)):
+    # Documents before chunks, parents before what is in them.
+    order = sorted(references.values, key=lambda k: (split(k)[1] not in DOCUMENTS, k.count("/"), k))
+    for key in order:
         workspace.set(join(path, key), references.values[key])
-    for key in documents:
-        place = join(path, split(key)[0]) if "/" in key else path
-        if split(key)[1] in (V3_DOCUMENT, V2_ARRAY) and workspace.contents.node(place) is None:
+    for key in order:
+        place, name = split(join(path, key))
+        if name in (V3_DOCUMENT, V2_ARRAY) and workspace.contents.node(place) is None:
             raise UnsupportedFormatError(
                 f"the Zarr metadata {key!r} is not understood, so that its chunks cannot be told "
                 "from other keys"
