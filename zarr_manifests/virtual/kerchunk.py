@@ -51,7 +51,7 @@ from zarr_manifests.runtime import need
 from zarr_manifests.storage.local import LocalFiles
 from zarr_manifests.storage.object_store import ObjectStorage
 from zarr_manifests.storage.url import refuse_options, refuse_slipped, storage_of
-from zarr_manifests.virtual.containers import WEB, Containers, location_of, parse_location, url_at
+from zarr_manifests.virtual.containers import WEB, Containers, location_of, parse_location
 from zarr_manifests.virtual.references import (
     MAX_BYTES,
     Listing,
@@ -112,8 +112,6 @@ def read_kerchunk(
         If a chunk is a whole file of unknown size.
     """
     check_bound("max_bytes", max_bytes)
-    if remote_protocol is not None:
-        url_at(*parse_location(f"{remote_protocol}://name"))  # says if there is no such scheme
     if not isinstance(given, Mapping):
         url = location_of(given)
         folder = _folder(url, max_bytes, storage_options)
