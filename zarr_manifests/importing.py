@@ -90,9 +90,12 @@ def import_references(
     expect("chunks", len(keys) - len(others))
     done = 0
     for place, (rows, coords) in chunks.items():
-        columns = [each[rows] for each in (references.source, references.offset, references.length)]
-        noted: Any = {"modified": references.modified, "sizes": references.sizes}
-        store.set_virtual_refs(place, coords, references.locations, *columns, **noted)
+        # Only the files of this array: all arrays together may have very many.
+        used, source = np.unique(references.source[rows], return_inverse=True)
+        locations = [references.locations[i] for i in used.tolist()]
+        ranges = references.offset[rows], references.length[rows]
+        noted: Any = {"modified": references.modified[used], "sizes": references.sizes[used]}
+        store.set_virtual_refs(place, coords, locations, source, *ranges, **noted)
         done += len(rows)
         tell("chunks", done)
     _fetch(workspace, path, references, others)
