@@ -69,7 +69,7 @@ def test_rows_of_labels_are_found_only_in_a_row():
 def test_each_chunk_has_one_writer_and_each_row_one_place(rows, chunks, begins, most, gap):
     placed, start = [], begins
     for number, count in enumerate(rows):
-        facts = FileFacts(f"{number}", 10 * count, "", layout(), count)
+        facts = FileFacts(f"{number}", (10 * count, "", ""), layout(), count)
         placed.append(FileRows(facts, start, start + count))
         start += count + (gap if number == len(rows) // 2 else 0)
     unit = math.lcm(*chunks)

@@ -239,10 +239,9 @@ class FileFacts(Struct, frozen=True, eq=False):
     ----------
     url : str
         Where it is.
-    nbytes : int
-        Its size.
-    stamp : str
-        Changes when its bytes do: a time or an etag.
+    stamps : tuple
+        Its size; what changes when its bytes do, a time or an etag; and what changes when it is
+        opened in another way.
     layout : FileLayout
         What other files must have too.
     rows : int
@@ -252,8 +251,7 @@ class FileFacts(Struct, frozen=True, eq=False):
     """
 
     url: str
-    nbytes: int
-    stamp: str
+    stamps: tuple[int, str, str]
     layout: FileLayout
     rows: int
     axis: Mapping[str, npt.NDArray[Any]] = {}
@@ -481,7 +479,7 @@ def write_groups(
 
     Examples
     --------
-    >>> files = [FileFacts(f"{n}", 10, "", FileLayout((), ()), 2) for n in range(4)]
+    >>> files = [FileFacts(f"{n}", (10, "", ""), FileLayout((), ()), 2) for n in range(4)]
     >>> placed = [FileRows(file, 3 + 2 * n, 5 + 2 * n) for n, file in enumerate(files)]
     >>> for group in write_groups(placed, 4, 9, 0):
     ...     print([(rows.file.url, rows.start, rows.stop) for rows in group])
@@ -489,7 +487,7 @@ def write_groups(
     [('0', 4, 5), ('1', 5, 7), ('2', 7, 8)]
     [('2', 8, 9), ('3', 9, 11)]
     """
-    nbytes = sum(each.file.nbytes for each in placed)
+    nbytes = sum(each.file.stamps[0] for each in placed)
     rows = sum(each.stop - each.start for each in placed)
     due = max(-(-rows // most), least_bytes * rows // max(nbytes, 1))  # rows of a group
     groups: list[list[FileRows]] = []
@@ -510,7 +508,7 @@ def blocks(placed: Iterable[FileRows], rows: int) -> list[list[FileRows]]:
 
     Examples
     --------
-    >>> file = FileFacts("a", 10, "", FileLayout((), ()), 5)
+    >>> file = FileFacts("a", (10, "", ""), FileLayout((), ()), 5)
     >>> [[(each.start, each.stop, each.first)] for [each] in blocks([FileRows(file, 3, 8)], 4)]
     [[(3, 4, 0)], [(4, 8, 1)]]
     """

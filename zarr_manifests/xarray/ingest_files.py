@@ -375,12 +375,12 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         rows.grow(max(each.stop for each in placed))
         for run in runs(placed) if placed[0].file.axis else ():
             rows.write_axis(session, run)
-        _add_records(session.store, self.group, placed, self.source.text)
+        _add_records(session.store, self.group, placed)
         self._write_rows(session, placed, rows)
         self.snapshot_id = session.commit(self.message or f"ingest {len(placed):,} files")
         for each in placed:
             file = self.waiting.pop(each.file.url)
-            ingested = IngestedFile(file.url, each.start, file.rows, file.nbytes)
+            ingested = IngestedFile(file.url, each.start, file.rows, file.stamps[0])
             (self.replaced if file.url in self.changed else self.added).append(ingested)
 
     def _place(self, known: Mapping[str, _Record], rows: _GroupRows) -> list[FileRows]:
@@ -389,7 +389,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         for url, file in [*self.waiting.items()]:
             if url not in known:
                 continue
-            if known[url].stamps == (file.nbytes, file.stamp, self.source.text):
+            if known[url].stamps == file.stamps:
                 del self.waiting[url]
                 self.unchanged += 1
             elif url not in self.changed:
@@ -421,7 +421,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         FailedFilesError
             After all of them, if some could not read files.
         """
-        nbytes = sum(each.file.nbytes for each in placed)
+        nbytes = sum(each.file.stamps[0] for each in placed)
         most = max(_TASKS * self.runner.parallelism, nbytes // _TASK_BYTES[1])
         groups = write_groups(placed, rows.unit, most, _TASK_BYTES[0])
         target = session.fork() if self.runner.elsewhere else session
@@ -690,10 +690,10 @@ def _read_records(store: ManifestStore, group: str) -> dict[str, _Record]:
     return found
 
 
-def _add_records(store: ManifestStore, group: str, batch: Iterable[FileRows], how: str) -> None:
+def _add_records(store: ManifestStore, group: str, batch: Iterable[FileRows]) -> None:
     """Append records of files; they are committed with the rest of the session."""
     text = "".join(
-        f"{json.dumps([f.url, f.nbytes, f.stamp, how, start, f.rows])}\n"
+        f"{json.dumps([f.url, *f.stamps, start, f.rows])}\n"
         for f, start in ((each.file, each.start) for each in batch)
     )
     data, array = np.frombuffer(text.encode(), np.uint8), _records(store, group)

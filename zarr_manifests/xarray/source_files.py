@@ -175,12 +175,12 @@ class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
             If the file cannot be read.
         """
         with told_of(url):
-            stamp = _stamp_of(url)
-            if (*stamp, self.text) == known:
+            stamps = *_stamp_of(url), self.text
+            if stamps == known:
                 return None
             with self.opened(url) as ds:
                 layout, axis = layout_of(ds, self.dim)
-                return FileFacts(url, *stamp, layout, ds.sizes[self.dim], axis)
+                return FileFacts(url, stamps, layout, ds.sizes[self.dim], axis)
 
     @contextmanager
     def reading(self, file: FileFacts) -> Iterator[xr.Dataset]:
@@ -194,7 +194,7 @@ class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
         with told_of(file.url):
             with self.opened(file.url) as opened:
                 yield opened
-            if _stamp_of(file.url) != (file.nbytes, file.stamp):
+            if (*_stamp_of(file.url), self.text) != file.stamps:
                 raise FailedFilesError(Problem(file.url, "it has changed since it was looked at"))
 
     @contextmanager
