@@ -84,12 +84,18 @@ def import_references(
     if copy:
         _fetch(workspace, path, references, counted("chunks", range(len(keys))))
         return
-    chunks, others = _by_array(workspace, path, keys)
+    found = [workspace.contents.chunk_at(join(path, key)) for key in keys]
+    others = [row for row, chunk in enumerate(found) if chunk is None]
     if references.fetch is None:
         _refuse_others(workspace, path, references, others)
     expect("chunks", len(keys) - len(others))
+    by_array: dict[str, dict[int, Coords]] = {}  # of each row, the chunk
+    for row, chunk in enumerate(found):
+        if chunk is not None:
+            by_array.setdefault(chunk[0].path, {})[row] = chunk[1]
     done = 0
-    for place, (rows, coords) in chunks.items():
+    for place, chunks in by_array.items():
+        rows, coords = [*chunks], [*chunks.values()]
         # Only the files of this array: all arrays together may have very many.
         used, source = np.unique(references.source[rows], return_inverse=True)
         locations = [references.locations[i] for i in used.tolist()]
@@ -125,23 +131,6 @@ def _refuse_others(
             "fill value would be read in their place. Correct the keys, or the shape and chunks "
             "in the array's metadata"
         )
-
-
-def _by_array(
-    workspace: Workspace, path: str, keys: Sequence[str]
-) -> tuple[dict[str, tuple[list[int], list[Coords]]], list[int]]:
-    """By path of each array, the rows of its chunks and where these are; the rows of no array."""
-    chunks: dict[str, tuple[list[int], list[Coords]]] = {}
-    others = []
-    for row, key in enumerate(keys):
-        found = workspace.contents.chunk_at(join(path, key))
-        if found is None:
-            others.append(row)
-        else:
-            rows, coords = chunks.setdefault(found[0].path, ([], []))
-            rows.append(row)
-            coords.append(found[1])
-    return chunks, others
 
 
 def _make_room(workspace: Workspace, path: str, document: str) -> None:
@@ -276,8 +265,7 @@ def _rows(files: IcechunkFiles, node: ForeignNode, grid: Box) -> IndexArray:
     assert own is not None
     rows = files.chunks(node, grid.ndim)
     hi = np.array([own.hi, grid.hi], np.int64).min(axis=0)
-    inside = (rows[:, :-3] < hi).all(axis=1)
-    return rows if inside.all() else rows[inside]
+    return rows[(rows[:, :-3] < hi).all(axis=1)]
 
 
 def _stays(old: ForeignNode, new: ForeignNode) -> bool:
