@@ -86,16 +86,11 @@ def fork_awaited_lock() -> AbstractContextManager[bool]:
     return lock
 
 
-class _Quiet:
-    """How many threads are inside `quiet`, and the filters to put back with the last."""
-
-    def __init__(self) -> None:
-        self.lock = ForkSafeLock()
-        self.inside = 0
-        self.filters = ExitStack()
-
-
-_quiet = _Quiet()
+_QUIET_LOCK = ForkSafeLock()
+_QUIET: list[None] = []
+"""One for each thread inside `quiet`."""
+_FILTERS = ExitStack()
+"""What puts the filters back, with the last of them."""
 
 
 @contextmanager
@@ -112,17 +107,17 @@ def quiet() -> Iterator[None]:
     >>> with quiet():
     ...     warnings.warn("nobody reads this")
     """
-    with _quiet.lock:
-        if not _quiet.inside:
-            _quiet.filters.enter_context(warnings.catch_warnings(action="ignore"))
-        _quiet.inside += 1
+    with _QUIET_LOCK:
+        if not _QUIET:
+            _FILTERS.enter_context(warnings.catch_warnings(action="ignore"))
+        _QUIET.append(None)
     try:
         yield
     finally:
-        with _quiet.lock:
-            _quiet.inside -= 1
-            if not _quiet.inside:
-                _quiet.filters.close()
+        with _QUIET_LOCK:
+            _QUIET.pop()
+            if not _QUIET:
+                _FILTERS.close()
 
 
 _FORKS: list[None] = []
