@@ -257,7 +257,7 @@ def _look(
         try:
             facts = source.facts(url, None if known is None else known.stamps)
         except FailedFilesError as error:
-            found += error.files
+            found += error.args
             continue
         if facts is not None:  # one layout for all files that have it is pickled once
             found.append(replace(facts, layout=layouts.setdefault(facts.layout, facts.layout)))
@@ -353,7 +353,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
                 if attempts > repository.config.commits.attempts:
                     raise
             except FailedFilesError as error:
-                self._leave_out(error.files)
+                self._leave_out(error.args)
 
     def _commit(self, session: Session) -> None:
         """Write the files, and commit them.
@@ -432,7 +432,7 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         expect("writing files", len(placed))
         for group, written in zip(groups, results, strict=True):
             if isinstance(written, FailedFilesError):
-                failed += written.files
+                failed += written.args
             elif written is not session:
                 forks.append(written)
             if len(forks) >= _MERGED:

@@ -112,11 +112,7 @@ def _stamp_of(url: str) -> tuple[int, str]:
 
 
 class FailedFilesError(Exception):
-    """Files that cannot be ingested, and why."""
-
-    def __init__(self, *files: Problem) -> None:
-        super().__init__(*files)
-        self.files = files
+    """Files that cannot be ingested, and why: its arguments, each a `Problem`."""
 
 
 @contextmanager
