@@ -32,7 +32,7 @@ from zarr_manifests.engine.overlay import SessionView
 from zarr_manifests.engine.zones import KnownZones, paged_leaves, read_pages, zones_of
 from zarr_manifests.errors import InvalidArgumentError, NotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable
-from zarr_manifests.format.manifest import Node
+from zarr_manifests.format.manifest import Node, grouped
 from zarr_manifests.format.zone_maps import Bounds, ZonePage, ZoneTable
 from zarr_manifests.grid import Box, IndexArray, clips
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT
@@ -71,29 +71,25 @@ def chunks_where(
     array = WhereArray(store, path, decode_times=decode_times)
     axes = [np.ones(n, np.bool_) for n in array.meta.grid.shape]
     match = partial(may_match, nan_matches=nan_matches, zone=zone)
-    of_data: dict[str, tuple[Node, list[Comparison]]] = {}
-    of_axes: dict[str, tuple[Ranges, _Mask]] = {}
-    for comparison in parsed.comparisons:
-        name, found = comparison.column, array.column(comparison.column)
+    of_data = list[tuple[Node, list[Comparison]]]()
+    for name, comparisons in grouped((one.column, one) for one in parsed.comparisons).items():
+        found = array.column(name)
         if isinstance(found, Node):
-            of_data.setdefault(name, (found, []))[1].append(comparison)
+            of_data.append((found, comparisons))
             continue
-        if name not in of_axes:
-            cells = array.coordinate(name, found)
-            of_axes[name] = cells, np.ones(len(cells.low), np.bool_)
-        cells, keep = of_axes[name]
+        cells = array.coordinate(name, found)
         # Readers differ in what NaN in a coordinate is, so it may match.
-        fits = may_match(comparison, cells, nan_matches=cells.low.dtype.kind == "f", zone=zone)
-        keep &= fits
+        fits = partial(may_match, nan_matches=cells.low.dtype.kind == "f", zone=zone)
+        keep = np.logical_and.reduce([fits(one, cells) for one in comparisons])
         axes[found] &= _by_chunk(keep, array.meta.chunk_shape[found])
     region = box_around(axes)
-    nodes = [node for node, _ in of_data.values()]
+    nodes = [node for node, _ in of_data]
     known = zones_of(
         array.contents.context, array.contents.view, [node.node_id for node in nodes], branch
     )
     verdicts: list[Verdict] = []
     out: list[Box] = []
-    for node, comparisons in of_data.values():
+    for node, comparisons in of_data:
         pruner = _Pruner(array, node, region, known, [partial(match, one) for one in comparisons])
         unread, verdict = pruner.judge(alone=len(nodes) == 1)
         verdicts.append(verdict)
@@ -357,7 +353,12 @@ class _Pruner:
                 break  # else as if there were no pages
         rest = self._unjudged(table)
         if table is not None and self._meaning.measurable:
-            self._judge_by_entries(table, rest, [read[i] for i in others if i in read])
+            contents, newer = self._array.contents, [read[i] for i in others if i in read]
+            with contents.lock:
+                newer += contents.changes.zones_of(self._node.node_id)
+            entries = replace(self._zones, pointers={}).counting(self._node, table, newer)
+            if entries is not None:
+                self._apply(rest, rows_at(table, entries.coords()), entries.bounds)
         parts = [rest, *self._judged_pages([read[i] for i in named])]
         index, match, known = (
             np.concatenate([getattr(part, name) for part in parts])
@@ -402,19 +403,6 @@ class _Pruner:
             self._apply(part, np.arange(len(at)), bounds)
             parts.append(part)
         return parts
-
-    # --- chunks whose addresses are known ---------------------------------------------------------
-
-    def _judge_by_entries(
-        self, table: ChunkTable, rest: Verdict, paged: Sequence[ZoneTable]
-    ) -> None:
-        """Judge the chunks of a table by the entries that count for them."""
-        contents = self._array.contents
-        with contents.lock:
-            recorded = list(contents.changes.zones_of(self._node.node_id))
-        known = replace(self._zones, pointers={}).counting(self._node, table, [*paged, *recorded])
-        if known is not None:
-            self._apply(rest, rows_at(table, known.coords()), known.bounds)
 
     # --- bounds -----------------------------------------------------------------------------------
 
