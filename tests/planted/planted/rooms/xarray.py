@@ -115,7 +115,7 @@ FAULTS = [
     Fault(
         "a-file-that-changes-while-it-is-read-is-ingested",
         "xarray/source_files.py",
-        "if _stamp_of(file.url) != (file.nbytes, file.stamp):",
+        "if (*_stamp_of(file.url), self.text) != file.stamps:",
         "if False:",
     ),
     Fault(
