@@ -154,14 +154,16 @@ class VirtualRefs(Struct, frozen=True, eq=False):
             linear = linear[order]
             twice = np.flatnonzero(linear[1:] == linear[:-1])
             if len(twice):
-                first = tuple(coords[order][twice[0]].tolist())
+                place = tuple(coords[order][twice[0]].tolist())
                 raise InvalidArgumentError(
-                    f"index: the chunk {first} is named twice, as are {len(twice)} in all"
+                    f"index: the chunk {place} is named twice, as are {len(twice)} in all"
                 )
         # Files in the order of the chunks, so that their numbers rise along the table.
-        used, at, source = np.unique(source[order], return_index=True, return_inverse=True)
-        by_chunk = np.argsort(at)
-        used, source, crc = used[by_chunk], np.argsort(by_chunk)[source], crc[order]
+        source, crc, first = source[order], crc[order], np.full(len(self.locations), rows)
+        first[source[::-1]] = np.arange(rows)[::-1]  # of equal ones, the last is kept
+        by_chunk = np.argsort(first)
+        used = by_chunk[: np.count_nonzero(first < rows)]
+        source = np.argsort(by_chunk)[source]
         files = self._files(containers, used)
         if not rows:
             return None
