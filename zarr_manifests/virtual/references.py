@@ -84,10 +84,6 @@ class Listing(Struct, frozen=True):
         check_bytes(f"{self.name}/{key}", self.files[key][0], self.max_bytes)
         return self.fetch(key)
 
-    def url_of(self, key: str) -> str:
-        """Where a file is; its name if that is all there is."""
-        return VirtualLocation(self.scheme, self.root, key).url if self.scheme else key
-
 
 class References(Struct, frozen=True, eq=False):
     """The entries of a Zarr store; rows are those whose bytes are elsewhere.
@@ -99,7 +95,7 @@ class References(Struct, frozen=True, eq=False):
     keys : tuple of str
         Keys of the rows.
     locations : tuple of str
-        URLs of files.
+        URLs of files; where they are only copied, their keys.
     source, offset, length : int64[n]
         Position of each row's file in `locations`, and its byte range there.
     modified, sizes : int64[len(locations)]
@@ -213,11 +209,12 @@ def list_zarr(
     read = SYSTEM.parallel([partial(place.read, key) for key in documents])
     values = dict(zip(documents, read, strict=True))
     keys = tuple(key for key in place.files if key not in values)
+    places = keys if copy else [VirtualLocation(place.scheme, place.root, key).url for key in keys]
     sizes, times = np.array([place.files[key] for key in keys], np.int64).reshape(-1, 2).T
     return place.name, References(
         without_consolidated(values),
         keys,
-        tuple(map(place.url_of, keys)),
+        tuple(places),
         np.arange(len(keys)),
         np.zeros(len(keys), np.int64),
         sizes,
