@@ -180,6 +180,8 @@ class BasePages:
 
     def at(self, path: str) -> int | None:
         """The number of the page that may have the path; None if there is none."""
+        if not self.base.pages:
+            return 0
         order = path_order(path)
         at = bisect_right(self._starts, order) - 1
         return at if at >= 0 and order <= self._ends[at] else None
@@ -223,13 +225,11 @@ class BasePages:
     def load(self, numbers: Iterable[int]) -> list[NodesPage]:
         """The pages with these numbers; missing ones are fetched in one round."""
         wanted = list(numbers)
-        due = [at for at in wanted if at not in self._pages]
-        found = self._objects.load_all([(self.base.pages[at].blob, Base) for at in due])
-        for at in due:
-            link = self.base.pages[at]
-            page = found[link.blob.key]
-            self.base.check_page(link, page)
-            self._keep(at, link.blob, page)
+        if due := {at: self.base.pages[at] for at in wanted if at not in self._pages}:
+            found = self._objects.load_all([(link.blob, Base) for link in due.values()])
+            for at, link in due.items():
+                self.base.check_page(link, found[link.blob.key])
+                self._keep(at, link.blob, found[link.blob.key])
         return [self._pages[at] for at in wanted]
 
     def _keep(self, at: int, blob: BlobRef | None, base: Base) -> None:

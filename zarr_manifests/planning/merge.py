@@ -363,8 +363,9 @@ def unchanged(table: ChunkTable, other: ChunkTable) -> npt.NDArray[np.bool_]:
         same &= getattr(a, name)[mine] == getattr(b, name)[its]
     inline = a.kind[mine] == RefKind.INLINE
     same &= inline | (a.offset[mine] == b.offset[its])
-    for i in np.flatnonzero(same & inline).tolist():
-        same[i] = a.ref(int(mine[i])) == b.ref(int(its[i]))
+    rows = np.flatnonzero(same & inline)
+    spans = np.stack([a.offset[mine], b.offset[its], a.length[mine]], axis=1)[rows].tolist()
+    same[rows] = [a.inline[i : i + n] == b.inline[j : j + n] for i, j, n in spans]
     found[mine] = same
     return found
 
