@@ -52,7 +52,7 @@ from zarr_manifests.format.zone_maps import PAGE_ROWS, ZoneTable
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c, lineage_of, session_of
 from zarr_manifests.planning.components import Changes, Reads
-from zarr_manifests.planning.meaning import in_pages, like, merged
+from zarr_manifests.planning.meaning import in_pages, merged, sort_of
 from zarr_manifests.planning.merge import (
     Layer,
     difference,
@@ -524,7 +524,7 @@ class ChangeSet(Struct, eq=False):
                 tables
                 and isinstance(last := tables[-1], ZoneTable)
                 and len(last) <= 2 * len(page)
-                and like(last, page)
+                and sort_of(last) == sort_of(page)
             ):
                 page = merged([last, page])
                 tables.pop()

@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, Final
 
 import numpy as np
@@ -63,7 +63,7 @@ from zarr_manifests.format.snapshot import (
     MarksPage,
     Snapshot,
 )
-from zarr_manifests.format.zone_maps import Zones, ZoneTable
+from zarr_manifests.format.zone_maps import PAGE_ROWS, Zones, ZoneTable
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.conflict import NO_MARK, MarkStep, Txn, moved_marks, shown
 from zarr_manifests.planning.garbage import (
@@ -72,8 +72,9 @@ from zarr_manifests.planning.garbage import (
     coordinate_ids,
     pages_to_merge,
     pages_to_roll,
+    parts,
 )
-from zarr_manifests.planning.meaning import taken, valid
+from zarr_manifests.planning.meaning import merged, sort_of, taken, valid
 from zarr_manifests.planning.merge import rearranged
 from zarr_manifests.planning.packing import plan_embedding
 from zarr_manifests.runtime import one_by_one
@@ -91,11 +92,12 @@ def zones_upload(
     kept = ChangeSet()
     for node_id, each in tables.items():
         here = [rows for rows in each if isinstance(rows, ChunkTable)]
-        for zones in zones_of(node_id):
-            still = np.ones(len(zones), np.bool_)
-            if len(here) == len(each):  # else their chunks may be in those that are not in memory
-                still = np.logical_or.reduce([valid(zones, rows) for rows in here])
-            kept.add_zones(node_id, taken(zones, still))
+        found = zones_of(node_id)
+        if len(here) == len(each):  # else their chunks may be in those that are not in memory
+            found = (taken(z, np.any([valid(z, rows) for rows in here], axis=0)) for z in found)
+        for _, some in groupby(found, sort_of):
+            for part in parts(filter(len, some), len, PAGE_ROWS):
+                kept.add_zones(node_id, merged(part))
     packed = [(node, one) for node, some in kept.packed_zones().items() for one in some]
     return Upload.of(keys, "indexes", Zones(tuple(packed)).encode()) if packed else None
 

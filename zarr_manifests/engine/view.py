@@ -145,10 +145,9 @@ class SnapshotView:
     @property
     def index(self) -> BaseIndex:
         """An index of the base's leaves; made on first use, and once for each base."""
-        found = self._index
-        if found is None:
-            found = self._index = self.pages.page(0).index
-        return found
+        if self._index is None:
+            self._index = self.pages.page(0).index
+        return self._index
 
     def counts_among(self, node_ids: Iterable[bytes]) -> tuple[Count, ...]:
         """The base's counts of at least these nodes; loads only their pages."""

@@ -346,10 +346,9 @@ def merged(tables: Sequence[ZoneTable]) -> ZoneTable:
     return ZoneTable(tables[0].meaning, addresses, bounds)
 
 
-def like(zones: ZoneTable, other: ZoneTable) -> bool:
-    """Whether the entries can be merged: one meaning, one type, as many axes."""
-    both = ((one.meaning, one.bounds.low.dtype, one.box.ndim) for one in (zones, other))
-    return len({*both}) == 1
+def sort_of(zones: ZoneTable) -> tuple[bytes, np.dtype[Any], int]:
+    """What entries that can be merged have in common: meaning, type, number of axes."""
+    return zones.meaning, zones.bounds.low.dtype, zones.box.ndim
 
 
 def in_pages(zones: ZoneTable) -> Iterator[ZoneTable]:
