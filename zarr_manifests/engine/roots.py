@@ -5,9 +5,8 @@ The swap is the only linearization point of the repository. The protocol:
 1. Before a version is replaced, its canonical form is archived (put-if-absent). So if version v+2
    exists, the archive of v+1 does too.
 2. The swap is one compare-and-swap with a fresh random write id.
-3. A root that would be too large moves refs and leases to pages (`format.root`), which
-   are written before the swap. `with_branch`, `with_ref`, `with_leases` and `whole` find them
-   there.
+3. A root that would be too large moves refs and leases to pages (`format.root`). They are written
+   before the swap; `with_branch`, `with_ref`, `with_leases` and `whole` read them.
 4. If a swap fails, or its answer is lost, the root is read again. The swap was a success if the
    root has our write id, its log has our operation's id, or the archive of our version has our
    write id. If the root is unchanged, the same bytes are sent again. Otherwise somebody else came
