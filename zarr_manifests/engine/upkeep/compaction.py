@@ -177,7 +177,6 @@ class _Work:
         self._base = view.snapshot.base
         self._new_base: Upload | None = None
         self._sequence, self._counts = view.base_sequence, view.pages.counts()
-        self._kept: dict[int, int] = {}  # old -> new position of entries that stay as they are
         self._uploads: list[Upload] = []
         self._written: list[Upload] = []  # what the last attempt to land has added
         self._entries = view.snapshot.deltas
@@ -326,7 +325,7 @@ class _Work:
         self._sequence, index = view.snapshot.sequence, BaseIndex(self._manifests)
         left: dict[bytes, int] = {}  # position of the oldest entry with something, by node
         for one in unmerged(view, index, facts):
-            if one.leaf or one.node_id not in due.outside:
+            if one.leaf or one.node_id in due.left:
                 left.setdefault(one.node_id, one.position)
         self._counts = counts_of_base(view, index, facts.keys() - left.keys())
         nodes = tuple(node for _, node in sorted(view.nodes.items()))
@@ -355,8 +354,6 @@ class _Work:
             if stop - start > 1:
                 run, written = roll_up(self._context, self._view, left[start:stop], self._keys)
                 self._uploads += written
-            else:
-                self._kept[dropped + start] = len(entries)
             entries.append(run)
         self._entries = tuple(entries)
 

@@ -30,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby, islice
-from operator import attrgetter
+from operator import attrgetter, gt
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -283,7 +283,7 @@ def unmerged(view: SnapshotView, base: BaseIndex, facts: NodeFacts) -> Iterator[
             for leaf in base.placed(node_id) if node_id in facts else ():
                 box, count = leaf.part.box, leaf.part.count
                 lost = 1 - box.shared_size(Box((0,) * box.ndim, cut_at)) / box.size
-                if lost and leaf.merged < entry.last:
+                if any(map(gt, box.hi, cut_at)) and leaf.merged < entry.last:
                     yield Unmerged(position, node_id, leaf, count * lost, box)
 
 
@@ -330,11 +330,12 @@ def due_of(
         return ratio * sum(part.count for part in base[key].parts) - pending[key]
 
     manifests = {key for key, refs in pending.items() if refs and missing(key) <= 0}
-    merged = {
-        node_id
-        for node_id, refs in outside.items()
-        if refs >= sum(missing(key) for key in beside[node_id] - manifests)
-    }
+    shared = defaultdict[str, float](float)
+    for node_id, keys in beside.items():
+        for key in keys:
+            shared[key] += outside[node_id] / len(keys)
+    due = {*manifests, *(key for key, refs in shared.items() if refs >= missing(key))}
+    merged = {node_id for node_id in outside if beside[node_id] <= due}
     return Due(manifests, merged, outside.keys() - merged)
 
 
