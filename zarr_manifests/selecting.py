@@ -446,21 +446,16 @@ class _Pruner:
     def _ranges(self, bounds: Bounds, hold: _Mask) -> Ranges | None:
         """Decoded bounds; None if they cannot be decoded.
 
-        Of chunks for which `hold` is false, other cells may be in the array now: fill values.
+        Chunks for which `hold` is false may have other cells in the array now, of any values.
         """
         meaning, dtype = self._meaning, bounds.low.dtype
         low, high, bounded = bounds.low, bounds.high, bounds.bounded
         nullable = bool(len(meaning.missing)) or meaning.dtype.kind in "fmM"
-        nulls = ((bounds.missing > 0) | ~hold) & nullable
+        nulls = (bounds.missing > 0) & nullable
         if dtype != meaning.dtype:
             return None
-        fill = meaning.fill
-        if not hold.all() and fill == fill and fill not in meaning.missing:
-            low = np.where(hold, low, np.where(bounded, np.minimum(low, fill), fill))
-            high = np.where(hold, high, np.where(bounded, np.maximum(high, fill), fill))
-            bounded = bounded | ~hold
         if not bounded.any():
-            return Ranges(low, high, bounded, nulls, np.ones(len(bounds), np.bool_))
+            return Ranges(low, high, bounded, nulls, hold)
         # Rows without values have any bounds.
         some = low[np.argmax(bounded)]
         both = [np.where(bounded, ends, some) for ends in (low, high)]
@@ -474,7 +469,7 @@ class _Pruner:
         # With a negative scale, the least stored value is the greatest one.
         one, other = np.split(values, 2)
         low, high = np.minimum(one, other), np.maximum(one, other)
-        known = ~bounded | ~np.logical_or(*np.split(null, 2))
+        known = hold & (~bounded | ~np.logical_or(*np.split(null, 2)))
         if self._is_rounded(values):
             # Beyond these, microseconds overflow.
             unit = np.ones(1, values.dtype).astype("M8[us]").view(np.int64)

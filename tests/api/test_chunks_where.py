@@ -95,6 +95,18 @@ def test_cells_that_an_array_has_grown_by_have_the_fill_value() -> None:
     assert chosen(session, "a > 7.5") == [(1,)]
 
 
+def test_values_that_were_cut_off_are_found_once_the_array_grows_again() -> None:
+    repo = zm.create(MemoryStorage())
+    how: dict[str, Any] = {"data": np.arange(5, 10), "chunks": (3,), "dimension_names": ("x",)}
+    with repo.transaction(message="values") as store:
+        zarr.create_array(store, name="a", **how).resize((4,))
+    repo.compute_statistics()
+    session = repo.writable_session()
+    assert chosen(session, "a > 8") == []
+    zarr.open_array(session.store, path="a", mode="r+").resize((5,))
+    assert chosen(session, "a > 8") == [(1,)]
+
+
 def test_times_of_fractions_are_rounded_outward() -> None:
     attrs = {"units": "nanoseconds since 2000-01-01"}
     _, session = measured(np.array([500, 900, 5000, 6000], "i8"), 0, attrs)

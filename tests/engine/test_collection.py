@@ -105,6 +105,21 @@ def test_expiry_keeps_what_is_new_enough_or_needed() -> None:
     assert repository.verify().ok
 
 
+def test_tags_in_pages_are_sound_once_what_is_before_them_has_expired() -> None:
+    storage, clock = MemoryStorage(), Clock()
+    repository = make(storage, clock)
+    fill(repository, 2)
+    for i in range(200):
+        repository.create_tag(f"release-number-{i:04d}")
+    for i in range(5):
+        fill(repository, i + 3)
+    repository.create_branch("another")
+    repository.expire_snapshots(keep_last=2)
+    repository.garbage_collect(NOW)
+    assert root_of(repository).pages
+    assert opened(storage, clock).verify().problems == ()
+
+
 def test_the_first_expiry_waits_for_a_lease_on_what_tags_alone_have() -> None:
     repository = make(MemoryStorage())
     repository.create_branch("side")

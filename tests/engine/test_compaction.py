@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from msgspec.structs import replace
 from zarr.core.sync import sync
 
@@ -249,3 +250,36 @@ def test_memory_depends_on_what_is_worked_on_at_a_time() -> None:
     assert report.refs_merged == refs
     assert report.manifests_written == 40
     assert peak < 30 * refs  # bytes; columns that vary take 8 a ref each
+
+
+@pytest.mark.parametrize("mode", ["major", "full"])
+def test_a_shrink_by_one_of_very_many_is_merged(mode: Any) -> None:
+    many = 10**17
+    repository = zm.create(MemoryStorage(), {"compaction": {"mode": "manual"}})
+    session = repository.writable_session()
+    array = zarr.create_array(session.store, name="a", shape=(many,), chunks=(1,), dtype="i4")
+    array[0], array[many - 1] = 10, 99
+    session.commit("first and last")
+    repository.compact(mode="full")
+    for shape in (many - 1, many):
+        session = repository.writable_session()
+        zarr.open_array(session.store, path="a").resize((shape,))
+        session.commit("resize")
+        repository.compact(mode=mode)
+    store = repository.readonly_session().store
+    assert zarr.open_array(store, path="a", mode="r")[many - 1] == 0
+
+
+def test_what_is_merged_leaves_the_read_list() -> None:
+    """Although the leaf is smaller than what was changed."""
+    repository = zm.create(MemoryStorage(), {"compaction": {"mode": "manual"}})
+    session = repository.writable_session()
+    array = zarr.create_array(session.store, name="a", shape=(10,), chunks=(1,), dtype="i4")
+    array[:] = np.arange(1, 11)
+    session.commit("values")
+    repository.compact(mode="full")
+    session = repository.writable_session()
+    zarr.open_array(session.store, path="a")[5] = 50
+    session.store.delete_sync("a/c/9")
+    session.commit("one anew, the last gone")
+    assert repository.compact(mode="full").deltas_after == 0

@@ -335,8 +335,8 @@ def open_here(store: ManifestStore, path: str) -> zarr.Array[Any]:
     document, place = node.documents.get(V3_DOCUMENT), StorePath(store, node.path)
     for name in [V2_ARRAY, V2_ATTRIBUTES] if document is None else [V3_DOCUMENT]:
         contents.find(join(node.path, name))
-    if document in _PARSED:
-        found = zarr.Array(zarr.AsyncArray(metadata=_PARSED[document], store_path=place))
+    if (known := _PARSED.get(document)) is not None:
+        found = zarr.Array(zarr.AsyncArray(metadata=known, store_path=place))
     else:
         found = zarr.Array.from_dict(place, document_of(node, V2_ARRAY))
         keep_parsed(document, found.metadata)

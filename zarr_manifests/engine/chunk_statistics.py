@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.engine.ancestry import ancestors
@@ -226,10 +227,13 @@ def record_zones(
     with workspace.lock:
         node_id = workspace.contents.array_at(path).node_id
         changes = workspace.contents.changes
+        # Spilled ones are not fetched for it.
+        loaded = (one for one in changes.tables.get(node_id, ()) if isinstance(one, ChunkTable))
+        held = replace(changes, tables={node_id: tuple(loaded)})
         found: dict[Coords, StoredRef] = {}
         rows: list[int] = []
         for row, coords in enumerate(map(tuple, box.unravel(index).tolist())):
-            ref = changes.get(node_id, coords)
+            ref = held.get(node_id, coords)
             if isinstance(ref, StagedRef):
                 ref.at.measured = meaning, bounds, row
             elif ref is not None and not isinstance(ref, Unset):

@@ -168,11 +168,11 @@ def _renew(context: Context, moved: Mapping[HeldLease, Lease] = _NONE) -> None:
         found.clear()
         there = {lease.name for lease in context.roots.leases(root)}
         changed: dict[str, Lease | None] = {}
-        for held in due:
-            lease = moved.get(held, held.stored)
+        for held, stored in due.items():
+            lease = moved.get(held, stored)
             try:
                 # An earlier try may have moved it.
-                if there.isdisjoint((held.stored.name, lease.name)):
+                if there.isdisjoint((stored.name, lease.name)):
                     raise _taken_away(held)
                 if lease.name not in there:
                     _check_start(root, lease.session)
@@ -183,17 +183,18 @@ def _renew(context: Context, moved: Mapping[HeldLease, Lease] = _NONE) -> None:
                 _LOG.warning("a lease on %s was not renewed", lease.snapshot, exc_info=True)
             else:
                 found[held] = renewed = _renewed(held, lease)
-                changed |= {held.stored.name: None, lease.name: renewed[0]}
+                changed |= {stored.name: None, lease.name: renewed[0]}
         return with_entries(root, entries(root) | changed) if changed else root
 
-    due = [*moved] or context.heart.held()
+    due = {held: held.stored for held in moved or context.heart.held()}
     if due:
         context.roots.update_leases(change, "renewing leases", _ATTEMPTS)
-    for held, result in found.items():
-        if isinstance(result, ManifestsError):
+    # Others were moved meanwhile, and their moves tell.
+    for held in [held for held in found if moved or held.stored is due[held]]:
+        if isinstance(result := found[held], ManifestsError):
             held.error = result
-        elif moved or result[0].name == held.stored.name:  # else it was moved meanwhile
-            held.stored, held.until_s = result
+        else:  # a renewal beside a move may have taken it for lost
+            (held.stored, held.until_s), held.error = result, None
 
 
 def move(context: Context, held: HeldLease, session: str, snapshot_id: str) -> None:

@@ -251,11 +251,11 @@ class RootReader:
 
     def with_branch(self, root: Root, name: str) -> Root:
         """The root with that branch, loaded from a page if necessary."""
-        return self._with(root, _only(HEADS + name))
+        return self._with(root, (HEADS + name,) * 2)
 
     def with_ref(self, root: Root, name: str) -> Root:
         """The root with the branch and the tag of that name, loaded from pages if necessary."""
-        return self._with(root, _only(HEADS + name), _only(TAGS + name))
+        return self._with(root, (HEADS + name,) * 2, (TAGS + name,) * 2)
 
     def branch(self, root: Root, name: str) -> Branch:
         """The branch, from the root or a page; raises `NotFoundError` if there is none."""
@@ -263,7 +263,7 @@ class RootReader:
 
     def tag(self, root: Root, name: str) -> BlobRef:
         """The snapshot that the tag points to; raises `NotFoundError` if there is no such tag."""
-        return known_ref(self._with(root, _only(TAGS + name)).tags, name, "tag")
+        return known_ref(self._with(root, (TAGS + name,) * 2).tags, name, "tag")
 
     def with_leases(self, root: Root, session: str) -> Root:
         """The root with the leases of the session, loaded from pages if necessary."""
@@ -288,10 +288,6 @@ class RootReader:
             return checked(root, at, self._pages.load(root.pages[at].blob, Page))
 
         return self._runtime.parallel([partial(load, at) for at in due])
-
-
-def _only(name: str) -> tuple[str, str]:
-    return name, name
 
 
 class Roots(RootReader):

@@ -193,8 +193,9 @@ class _Measuring(Struct):
 
     def _added(self, node: Node, leaf: PlacedLeaf, due: _Due) -> Iterator[ZoneTable]:
         """Write the page of a leaf, if it is new; yields the entries of chunks it does not have."""
+        fresh = sum(map(len, due.entries)) > len(due.table) - int(due.missing.sum())
         table = self.contents.view.leaf(leaf)
-        zones = self.zones.counting(node, table, due.entries) if due.missing.any() else None
+        zones = self.zones.counting(node, table, due.entries) if fresh else None
         if zones is not None:
             page = node.node_id, leaf.key, zones
             self.new += write_pages(self.context, self.keys, [page])

@@ -444,7 +444,7 @@ def _check_pages(context: ReadContext, root: Root, found: _Findings) -> Root | N
         found.objects += 1
         with found.noting(ref.blob.key):
             read += [] if page is None else [checked(root, at, page)]
-    return None if len(found.problems) > before else pulled(root, read, ALL)
+    return None if len(found.problems) > before else replace(pulled(root, read, ALL), pages=())
 
 
 # --- archives ----------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ FAULTS = [
     Fault(
         "lease-that-was-taken-away-renewed",
         "engine/leases.py",
-        "if there.isdisjoint((held.stored.name, lease.name)):\n"
+        "if there.isdisjoint((stored.name, lease.name)):\n"
         "                    raise _taken_away(held)\n                if lease.name",
         "if held in moved and lease.name",
     ),

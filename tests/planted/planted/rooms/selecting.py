@@ -20,8 +20,8 @@ FAULTS = [
     Fault(
         "cells-that-an-array-has-grown-by-are-within-the-bounds",
         "selecting.py",
-        "            low = np.where(hold, low, np.where(bounded, np.minimum(low, fill), fill))\n",
-        "",
+        "known = hold & (~bounded",
+        "known = (~bounded",
     ),
     Fault(
         "counts-of-grown-chunks-count",
@@ -104,8 +104,8 @@ FAULTS = [
     Fault(
         "missing-values-are-counted-as-before-an-array-grew",
         "selecting.py",
-        "nulls = ((bounds.missing > 0) | ~hold) & nullable",
-        "nulls = (bounds.missing > 0) & nullable",
+        "return Ranges(low, high, bounded, nulls, hold)",
+        "return Ranges(low, high, bounded, nulls, np.ones(len(bounds), np.bool_))",
     ),
     Fault(
         "chunks-that-a-writer-has-planned-with-do-not-count-as-read",
