@@ -95,9 +95,10 @@ def test_cells_that_an_array_has_grown_by_have_the_fill_value() -> None:
     assert chosen(session, "a > 7.5") == [(1,)]
 
 
-def test_values_that_were_cut_off_are_found_once_the_array_grows_again() -> None:
+@pytest.mark.parametrize("data", [[5.0, 6, 7, 8, 9], [np.nan, np.nan, np.nan, np.nan, 9]])
+def test_values_that_were_cut_off_are_found_once_the_array_grows_again(data: list[float]) -> None:
     repo = zm.create(MemoryStorage())
-    how: dict[str, Any] = {"data": np.arange(5, 10), "chunks": (3,), "dimension_names": ("x",)}
+    how: dict[str, Any] = {"data": np.array(data), "chunks": (3,), "dimension_names": ("x",)}
     with repo.transaction(message="values") as store:
         zarr.create_array(store, name="a", **how).resize((4,))
     repo.compute_statistics()

@@ -189,7 +189,8 @@ class _Files:
         why = f"the filesystem failed with a {type(failed).__name__}"
         if isinstance(failed, PermissionError):
             why = "the filesystem's credentials do not allow it"
-        kind = "absent" if isinstance(failed, _ABSENT) else kind
+        if isinstance(failed, _ABSENT) and 404 in (kinds or {404: ""}):
+            kind = "absent"  # where an object is made, its bucket is
         raise FailedCallError(Failure(kind, status or None, "", why))
 
     def get(self, _: object, key: str, options: dict[str, Any] | None = None) -> _Answer:
@@ -205,7 +206,7 @@ class _Files:
                 key, lambda fs, at: bytes(fs.cat_file(at, start=start or None, end=end))
             )
         except FailedCallError:
-            if not start or start < self.head(None, key)["size"]:
+            if (start or 0) < self.head(None, key)["size"]:
                 raise
             data = b""  # many refuse a range that begins beyond the object
         return _Answer(data, none | ({} if options else {"size": len(data)}))

@@ -294,7 +294,7 @@ def check_reachable(container: VirtualContainer) -> None:
         )
 
 
-class Containers(Struct, frozen=True):
+class Containers(Struct, frozen=True, dict=True):
     """The containers of an opened repository.
 
     Parameters
@@ -361,6 +361,10 @@ class Containers(Struct, frozen=True):
             places[name] = VirtualContainer(one.url, **options)
         return Containers(places, {one.name: one.url for one in saved if one.name not in places})
 
+    @cached_property
+    def _roots(self) -> Mapping[str, tuple[str, str]]:
+        return {name: container.place for name, container in self.places.items()}
+
     def locate(self, url: object) -> tuple[str, str]:
         """Return container (empty for none) and path of a location, as they are stored.
 
@@ -377,10 +381,9 @@ class Containers(Struct, frozen=True):
                 )
             return name, path
         scheme, path = parse_location(url)
-        roots = {name: container.place for name, container in self.places.items()}
         holding = {
             name: len(root)
-            for name, (kind, root) in roots.items()
+            for name, (kind, root) in self._roots.items()
             if kind == scheme and path.startswith(root.rstrip("/") + "/")
         }
         if not holding:

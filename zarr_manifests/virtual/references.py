@@ -241,7 +241,7 @@ def _place(
                 "name: pass copy=True"
             )
         return _in_store(given, max_bytes)
-    if isinstance(given, ObjectStorage):
+    if isinstance(given, ObjectStorage) and given.place.kind != "fsspec":
         refuse_options("a storage", storage_options)
         return in_place(given, max_bytes)
     if not isinstance(given, str | os.PathLike):

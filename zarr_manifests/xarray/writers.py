@@ -458,7 +458,13 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart:
             check_agreement(ds, there, part.append_dim)
     virtual = {name: variable for name, variable in ds.variables.items() if is_virtual(variable)}
     whole, encoding = ds, part.encoding
-    ds = without_virtual(ds, virtual, there.own_attributes) if virtual else ds
+    if virtual:
+        if given := sorted(map(str, encoding.keys() & virtual.keys())):
+            raise InvalidArgumentError(
+                f"encoding names {listed(given)}: virtual variables keep that of their files, so "
+                "leave them out of it"
+            )
+        ds = without_virtual(ds, virtual, {} if part.mode == "w" else there.own_attributes)
     if dim is not None and str(dim) not in there.nodes:
         ds, encoding = of_first_label(ds, dim, encoding)
     part = replace(part, ds=ds, encoding=encoding)
@@ -471,6 +477,11 @@ def prepare(part: DatasetPart, store: ManifestStore) -> PreparedPart:
         if part.region is not None:
             part = replace(part, region=located(replace(part, ds=whole), store))
     planned = planned_on(there, part)
+    if virtual and planned is not None and len(planned.appended) < whole.sizes[dim]:
+        raise InvalidArgumentError(
+            f"some labels of {dim!r} are there already, and rows of virtual variables are appended "
+            'all together: leave those rows out, and append with on_existing="error"'
+        )
     if planned is not None and planned.replaced and not ds.variables.keys() <= there.nodes.keys():
         check_lengths(ds, there, part.append_dim)  # whatever is checked: it has no place
     references = [

@@ -90,6 +90,8 @@ def test_everything_virtual_and_in_a_group(repo: zm.Repository, tmp_path: Path) 
         zm.virtual.write(vds, repo, group="a/b")
     zm.virtual.write(vds[["t"]], repo, group="a/b", mode="w")
     assert set(read(repo, "a/b").data_vars) == {"t"}
+    with pytest.raises(InvalidArgumentError, match="encoding names p"):
+        zm.write(vds[["p"]], repo, group="c", encoding={"p": {"chunks": (1, 6)}})
     zm.virtual.write(vds[["p"]], repo, group="a/b", mode="a")
     assert set(read(repo, "a/b").data_vars) == {"t", "p"}
 
@@ -166,6 +168,10 @@ def test_a_file_is_not_appended_twice(repo: zm.Repository, tmp_path: Path) -> No
     zm.virtual.write(later, repo, append_dim="time")
     with pytest.raises(AlreadyExistsError, match="of 'time' are there already"):
         zm.virtual.write(later, repo, append_dim="time")
+    for existing in ("skip", "replace"):  # rows of files cannot be chosen
+        with pytest.raises(InvalidArgumentError, match="leave those rows out"):
+            zm.write(later, repo, append_dim="time", on_existing=existing)
+    xr.testing.assert_equal(read(repo), expect(saved(tmp_path, 0), saved(tmp_path, 1)))
     zm.virtual.write(first, repo, group="all virtual")
     zm.virtual.write(first, repo, group="all virtual", append_dim="time")
     assert read(repo, "all virtual").sizes["time"] == 2 * HOURS
