@@ -178,3 +178,23 @@ def test_what_was_made_and_appended_is_known() -> None:
     assert totals.growth == exactly(4, 96)
     with pytest.raises(NotFoundError, match="/nowhere"):
         totals["nowhere"]
+
+
+def test_sums_are_exact_once_what_was_not_counted_is_gone() -> None:
+    """The snapshot's own as well, which are read in listings of history."""
+    storage = MemoryStorage()
+    few = {"sets": [{"default": {"max-manifest-size": 4}}]}
+    repository = zm.create(storage, CONFIG | {"chunk-manifests": few})
+    session = repository.writable_session()
+    for path in ("line", "x"):
+        make(session, path, SHAPES[path])
+        fill(session, path, *range(5))
+    session.commit("fill")
+    repository.compact(mode="full")
+    session = zm.open(storage).writable_session()
+    fill(session, "line", 0)
+    assert not check(storage, session.commit("once more")).total.chunks_exact
+    session = repository.writable_session()
+    asyncio.run(session.store.delete_dir("line"))
+    assert check(storage, session.commit("delete")).total == exactly(5, 40)
+    assert next(repository.ancestry()).totals["chunks"] == 5

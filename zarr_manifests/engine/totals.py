@@ -151,15 +151,16 @@ class Effect(Struct, frozen=True, eq=False):
 
     def sums(self, parent: SnapshotView, entry: DeltaEntry, delta: Delta) -> dict[str, int]:
         """The sums after the commit on `parent`; `entry` is the commit's, with the counts."""
-        known = parent.snapshot.sums
-        if "arrays" not in known:
-            known = sums_of(amounts_of(parent), parent.nodes.values())
-        touched = _touched(parent, delta, {count.node_id for count in self.counts}, self.paths)
-        before, after = (nodes.values() for nodes in touched)
-        amounts = _amounts_among(parent, before)
-        gone = sums_of(amounts, before)
+        before, after = _touched(parent, delta, {c.node_id for c in self.counts}, self.paths)
+        amounts = _amounts_among(parent, before.values())
+        known, gone = parent.snapshot.sums, sums_of(amounts, before.values())
         lay_over(amounts, entry)
-        return changed_sums(known, gone, sums_of(amounts, after))
+        new = sums_of(amounts, after.values())
+        if "arrays" not in known or (parent.pages.is_inline and gone.keys() != new.keys()):
+            # The last bound may have gone, and the counts of all nodes are here.
+            others = [node for path, node in parent.nodes.items() if path not in before]
+            known, gone = sums_of(amounts_of(parent), others), sums_of({}, ())
+        return changed_sums(known, gone, new)
 
 
 def _touched(
