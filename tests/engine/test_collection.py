@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +18,7 @@ import zarr_manifests as zm
 from filled import NOW, Clock, fill, line, make, opened, read, runtime_of, write
 from inside import change_root, root_of
 from storages import (
+    CountingStorage,
     Fault,
     FaultyStorage,
     InterruptingStorage,
@@ -35,6 +36,7 @@ from zarr_manifests.errors import (
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
 from zarr_manifests.storage.memory import MemoryStorage
+from zarr_manifests.storage.protocol import ObjectInfo
 
 OFTEN = {"max-delta-count": 10}
 
@@ -181,6 +183,48 @@ def test_a_writer_that_a_collection_outlived_is_refused() -> None:
         session.commit("too late")
     assert read(repository.readonly_session()) == [1] * 8
     assert repository.verify().ok
+
+
+def test_the_fence_is_found_in_few_of_very_many_archives() -> None:
+    clock, storage = Clock(), MemoryStorage()
+    repository = make(storage, clock)
+    sessions = []
+    for minute in range(500):
+        clock.advance(timedelta(minutes=1))
+        repository.create_branch("side")
+        repository.delete_branch("side")
+        if minute in (98, 99):
+            sessions.append(write(opened(storage, clock).writable_session(), minute))
+    counting = CountingStorage(storage)
+    opened(counting, clock).garbage_collect(timedelta(minutes=400))
+    read_archives = [one for one in counting.log if one.op == "get" and one.key[:5] == "root/"]
+    assert len(read_archives) <= 12
+    with pytest.raises(FencedError):
+        sessions[0].commit("begun before the grace")
+    sessions[1].commit("begun within it")
+    assert read(repository.readonly_session()) == [99] * 8
+
+
+class LosingArchives(CountingStorage):
+    """As another collection deletes them right after they were listed."""
+
+    def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
+        found = [*super().list(prefix, after)]
+        if prefix == "root/":
+            self.delete_many([info.key for info in found])
+        return iter(found)
+
+
+def test_archives_that_another_collection_deletes_leave_the_fence_where_it_is() -> None:
+    clock, storage = Clock(), MemoryStorage()
+    repository = make(storage, clock)
+    for _ in range(20):
+        clock.advance(timedelta(minutes=1))
+        repository.create_branch("side")
+        repository.delete_branch("side")
+    session = write(opened(storage, clock).writable_session(), 5)
+    opened(LosingArchives(storage), clock).garbage_collect(timedelta(minutes=18))
+    session.commit("not fenced off")
 
 
 def test_a_leased_writer_is_not_refused_and_loses_nothing() -> None:

@@ -701,13 +701,10 @@ def logged(context: ReadContext, root: Root) -> Iterator[LogEntry]:
     """All operations that this root and its archives know, newest first."""
     versions, oldest = archived_versions(context.storage), root.version + 1
     while True:
-        for entry in reversed(root.log):
-            if entry.version < oldest:
-                yield entry
+        yield from (entry for entry in reversed(root.log) if entry.version < oldest)
         oldest = min(oldest, root.log[0].version if root.log else 0)
         # This archive's log reaches further back, so no single archive is needed.
-        while versions and versions[-1] > oldest:
-            versions.pop()
+        versions = [version for version in versions if version <= oldest]
         if not versions:
             return
         try:

@@ -35,6 +35,7 @@ snapshots that overwrote something are about to leave its history.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -55,7 +56,6 @@ from zarr_manifests.engine.ancestry import (
     has_expired,
     lease_name,
     live_snapshots,
-    logged,
     tables,
 )
 from zarr_manifests.engine.create import keep_reserve, with_reserve
@@ -126,16 +126,15 @@ def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -
     root = _begin(context, context.roots.read(), grace_ms, dry_run=dry_run)
     marks = mark(context, root)
     dead, waiting = _find_dead(context, root, marks.marked)
-    archives = _old_archives(context, root)
     if not dry_run:
-        keys = [info.key for info in (*dead, *archives)]
+        keys = [info.key for info in dead]
         _delete(context, keys, root.epochs[COLLECTOR], run)
         _remove_temporary(context)
         _end(context, root.epochs[COLLECTOR])
         keep_reserve(context.storage)
     by_kind: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
-    for info in (*dead, *archives):
+    for info in dead:
         kind = info.key.partition("/")[0]
         by_kind[kind] += 1
         nbytes[kind] += info.nbytes
@@ -157,8 +156,7 @@ def collect(context: Context, grace_ms: int, *, dry_run: bool, run: Run = map) -
 def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) -> Root:
     """Raise the fence; return the new root, archived."""
     now_ms = context.runtime.now_ms()
-    ended = (e.version for e in logged(context, before.root) if e.at_ms <= now_ms - grace_ms)
-    old_enough = next(ended, 0) if grace_ms > 0 else 0
+    old_enough = _written_by(context, before.root, now_ms - grace_ms) if grace_ms > 0 else 0
 
     def change(root: Root) -> Root:
         version = root.version + 1
@@ -173,6 +171,16 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
     at = updated(context, change, "collect garbage")
     with_reserve(context.storage, partial(context.roots.archive, at))
     return at.root
+
+
+def _written_by(context: ReadContext, root: Root, ms: int) -> int:
+    """The newest version of the root that was written by then; 0 if none is known."""
+    logged = [entry.version for entry in root.log if entry.at_ms <= ms]
+    versions = [] if logged else archived_versions(context.storage)
+    with suppress(ObjectNotFoundError):  # another collection is removing the oldest archives
+        old = bisect_right(versions, ms, key=lambda v: context.roots.archived(v).written_ms)
+        return max(logged or versions[:old], default=0)
+    return 0
 
 
 def _end(context: Context, epoch: int) -> None:
@@ -264,7 +272,7 @@ def _reached(
 def _find_dead(
     context: ReadContext, root: Root, marked: set[str]
 ) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
-    """The dead objects, and others that nothing reaches, whose writers may still commit."""
+    """What can be deleted, and what nothing reaches either, but whose writers may still commit."""
     leased = leased_lineages(context.roots.leases(root))
     dead, waiting = [], []
     listed = chain.from_iterable(context.storage.list(f"{kind}/") for kind in KINDS)
@@ -276,7 +284,7 @@ def _find_dead(
     if any(info.key.startswith("pages/") for info in dead):
         kept = _archived_pages(context, root)
         dead = [info for info in dead if info.key not in kept]
-    return dead, waiting
+    return [*dead, *_old_archives(context, root)], waiting
 
 
 def _archived_pages(context: ReadContext, root: Root) -> set[str]:
@@ -285,11 +293,9 @@ def _archived_pages(context: ReadContext, root: Root) -> set[str]:
     kept = [version for version in archived_versions(context.storage) if version >= first]
 
     def pages(version: int) -> set[str]:
-        try:
-            archived = context.roots.archived(version)
-        except ObjectNotFoundError:
-            return set()
-        return {page.blob.key for page in archived.pages}
+        with suppress(ObjectNotFoundError):
+            return {page.blob.key for page in context.roots.archived(version).pages}
+        return set()
 
     return set().union(*context.runtime.parallel([partial(pages, v) for v in kept]))
 
