@@ -4,7 +4,7 @@ Layout (little-endian, 24 bytes of header)::
 
     0   8   magic 89 5A 4D 46 0D 0A 1A 0A  ("\x89ZMF\r\n\x1a\n")
     8   4   crc32c of every byte from offset 12 to the end
-    12  1   format version (3)
+    12  1   format version (4)
     13  1   kind of the object
     14  1   codec of the payload: 0 stored, 1 zstd
     15  1   flags: 0; a reader refuses unknown bits
