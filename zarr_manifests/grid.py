@@ -207,7 +207,10 @@ class Box(Struct, frozen=True, array_like=True):
         >>> Box((2, 0), (4, 3)).carried(np.array([0, 5]), Box((0, 0), (9, 4)))
         array([ 8, 14])
         """
-        return index if self == to else to.ravel(self.unravel(index))
+        if self.lo[1:] == to.lo[1:] and self.hi[1:] == to.hi[1:]:
+            shift = to.ravel_one(self.lo)
+            return index + shift if shift else index
+        return to.ravel(self.unravel(index))
 
     def pieces(self, most: int) -> Iterator[Box]:
         """Boxes of at most `most` coordinates, or of one, that are cut along its first axes.

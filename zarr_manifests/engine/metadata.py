@@ -193,6 +193,7 @@ class ObjectReader:
     """
 
     storage: ReadableStorage
+    _refs = True
 
     def __init__(
         self, storage: ReadableStorage, runtime: Runtime, options: CacheOptions | None = None
@@ -339,7 +340,7 @@ class ObjectReader:
         name = _table_name(ref, part)
         found: ChunkTable | None = self.cache.find(name)
         if found is None:
-            found = self._obtain(name, lambda: Manifest.decode(part, find()))
+            found = self._obtain(name, lambda: Manifest.decode(part, find(), refs=self._refs))
         return found
 
     def has_table(self, ref: BlobRef, part: Part) -> bool:
@@ -423,11 +424,14 @@ class AtHand(ObjectReader):
 
 
 class Passing(ObjectReader):
-    """A view of the objects that keeps only the chunk tables that were decoded last."""
+    """A view of the objects that keeps only the chunk tables that were decoded last.
 
-    def __init__(self, objects: ObjectReader, max_size: int) -> None:
+    Without `refs`, tables say which chunks they have, and not where these are.
+    """
+
+    def __init__(self, objects: ObjectReader, max_size: int, *, refs: bool) -> None:
         self.storage, self.meter, self.cache = objects.storage, objects.meter, objects.cache
-        self._runtime = objects._runtime
+        self._runtime, self._refs = objects._runtime, refs
         self._recent = DecodedCache(CacheOptions(max_size, 0), self._runtime, self.meter)
 
     def _obtain[T](self, name: tuple[Any, ...], make: Callable[[], T]) -> T:

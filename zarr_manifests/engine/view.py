@@ -207,9 +207,12 @@ class SnapshotView:
         """The same view, but a fetch raises `NotAtHandError` instead."""
         return self._through(AtHand(self._objects))
 
-    def passing(self, max_size: int) -> SnapshotView:
-        """The same view, but of tables it decodes it keeps only the last, up to so many bytes."""
-        return self._through(Passing(self._objects, max_size))
+    def passing(self, max_size: int, *, refs: bool = True) -> SnapshotView:
+        """The same view, but of tables it decodes it keeps only the last, up to so many bytes.
+
+        Without `refs`, it knows which chunks exist, and not where they are.
+        """
+        return self._through(Passing(self._objects, max_size, refs=refs))
 
     def _through(self, objects: ObjectReader) -> SnapshotView:
         view = copy.copy(self)

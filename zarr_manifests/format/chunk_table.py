@@ -597,13 +597,16 @@ class ChunkTable(Struct, frozen=True, eq=False):
         return {name: getattr(self, name) for name in COLUMNS}
 
     @classmethod
-    def parse(cls, stored: StoredTable) -> ChunkTable:
-        """From an untrusted map that `pack` made."""
+    def parse(cls, stored: StoredTable, *, refs: bool = True) -> ChunkTable:
+        """From an untrusted map that `pack` made; without `refs`, only which chunks it has."""
         box, n = Box(stored.lo, stored.hi), stored.n
         if not n:
             return cls.build(box, np.zeros(0, np.int64), [])
-        virtual = () if stored.virt is None else _parsed_sources(stored.virt)
         index = decode_column(stored.col["index"], n) if "index" in stored.col else None
+        if not refs:
+            kind = _once(decode_column(stored.col.get("kind"), n, _VIRTUAL))
+            return bare(box, index, np.broadcast_to(np.minimum(kind, _INLINE), n))
+        virtual = () if stored.virt is None else _parsed_sources(stored.virt)
         return cls(box, index, **_rows(stored), sources=stored.src, virtual=virtual)
 
     @classmethod
@@ -658,6 +661,12 @@ class ChunkTable(Struct, frozen=True, eq=False):
             inline=b"".join(inline),
             virtual=checked_sources(files) if files else (),
         )
+
+
+def bare(box: Box, index: Column | None, kind: Column) -> ChunkTable:
+    """Rows that are unset, or empty inline chunks."""
+    zeros = repeated(0, len(kind))
+    return ChunkTable(box, index, kind, zeros, zeros, zeros, zeros, zeros, (), b"")
 
 
 def _unpickled(packed: bytes) -> ChunkTable:

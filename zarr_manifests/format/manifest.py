@@ -280,14 +280,14 @@ class Manifest(Record, frozen=True, dict=True):
         return [self.decode(part, data) for part, data in self.parts if part.node_id == node_id]
 
     @staticmethod
-    def decode(part: Part, data: bytes) -> ChunkTable:
-        """Decode one of the tables."""
+    def decode(part: Part, data: bytes, *, refs: bool = True) -> ChunkTable:
+        """Decode one of the tables; without `refs`, only which chunks it has."""
         stored = record(StoredTable, unpack(data), "table")
         if stored.n != part.count:
             raise CorruptObjectError("a chunk table has not the rows that its manifest lists")
         _check_size(stored.n, stored.col, len(data))
         try:
-            table = ChunkTable.parse(stored)
+            table = ChunkTable.parse(stored, refs=refs)
         except InvalidArgumentError as error:  # an invalid box
             raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
         if table.box != part.box:

@@ -24,6 +24,7 @@ from zarr_manifests.format.chunk_table import (
     ChunkTable,
     RefKind,
     VirtualSource,
+    bare,
     repeated,
     side_by_side,
 )
@@ -69,22 +70,6 @@ def inside(coords: IndexArray, shape: Coords) -> npt.NDArray[np.bool_]:
     return np.asarray((coords < np.asarray(shape, np.int64)).all(axis=1))
 
 
-def bare(table: ChunkTable) -> ChunkTable:
-    """The table with only set or unset for each chunk: set ones as empty inline chunks."""
-    kind = _constant(table.kind)
-    if kind is not None:
-        return _of_kind(table.box, table.index, repeated(min(kind, 1), len(table)))
-    return _of_kind(table.box, table.index, np.minimum(table.kind, 1))
-
-
-def _of_kind(
-    box: Box, index: npt.NDArray[np.int64] | None, kind: npt.NDArray[np.int64]
-) -> ChunkTable:
-    """Rows that are unset, or empty inline chunks."""
-    zeros = repeated(0, len(kind))
-    return ChunkTable(box, index, kind, zeros, zeros, zeros, zeros, zeros, (), b"")
-
-
 def select(table: ChunkTable, keep: npt.NDArray[np.bool_]) -> ChunkTable:
     """The rows for which `keep` (bool[n]) is true."""
     if keep.all():
@@ -119,7 +104,7 @@ def unset_at(coords: IndexArray) -> ChunkTable:
     """An UNSET row at each of these coordinates (int64[n, ndim], n >= 1, ascending, distinct)."""
     box = Box.around_coords(coords)
     index = None if len(coords) == box.size else box.ravel(coords)
-    return _of_kind(box, index, repeated(RefKind.UNSET, len(coords)))
+    return bare(box, index, repeated(RefKind.UNSET, len(coords)))
 
 
 def rearranged(
@@ -460,7 +445,7 @@ def aligned(new: ChunkTable, old: ChunkTable) -> tuple[ChunkTable, ChunkTable]:
 
 def _unset(table: ChunkTable) -> ChunkTable:
     """An UNSET row at every coordinate of the table."""
-    return _of_kind(table.box, table.index, repeated(RefKind.UNSET, len(table)))
+    return bare(table.box, table.index, repeated(RefKind.UNSET, len(table)))
 
 
 def _newest(tables: Sequence[ChunkTable]) -> ChunkTable:

@@ -315,12 +315,12 @@ class _Work:
         context, view, due, facts = self._context, self._view, self._due(), self._facts
         # Where tasks write leaves, a driver has little room.
         rows = write_leaves.BATCH_ROWS // (1 if self._run is None else 2)
-        passing = view.passing(rows * write_leaves.ROW_BYTES)
+        nbytes = rows * write_leaves.ROW_BYTES
         if is_shown():
             expect("merging refs", self._refs(due.manifests) + sum(pending_rows(view).values()))
-        what = passing, self._old_base, facts, due, rows
+        what = view.passing(nbytes, refs=False), self._old_base, facts, due, rows
         planned, stay = plan_leaves(context.config.chunk_manifests, *what)
-        self._done = write_all(planned, self._run or map, self._task(passing))
+        self._done = write_all(planned, self._run or map, self._task(view.passing(nbytes)))
         self._manifests = (*stay, *self._done.manifests)
         self._sequence, index = view.snapshot.sequence, BaseIndex(self._manifests)
         left: dict[bytes, int] = {}  # position of the oldest entry with something, by node

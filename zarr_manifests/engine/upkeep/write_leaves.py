@@ -71,11 +71,10 @@ from zarr_manifests.planning.leaves import (
 )
 from zarr_manifests.planning.meaning import zones_of_chunks
 from zarr_manifests.planning.merge import (
-    bare,
     pick,
-    rearranged,
     split,
     take,
+    unset_at,
     within,
 )
 from zarr_manifests.planning.packing import PlannedManifest, close, plan_manifests
@@ -357,7 +356,7 @@ def plan_leaves(
     for node_id, tables in outside.items():
         boxes = [table.box for table in tables]
         layouts[node_id] = layout = layout_around(config, facts[node_id], base, boxes)
-        for coords in (table.coords() for table in tables):
+        for coords in (table.coords() for table in tables if base.placed(node_id)):
             for cell in layout.groups(coords):
                 one = tuple(coords[cell[0]].tolist())
                 near = base.overlapping(node_id, *layout.around(one, one))
@@ -389,9 +388,9 @@ def _outside(
         (table,) = view.chunks_in_each(node_id, [region], {leaf.part.box for leaf in leaves})
         for part in () if table is None else split(table, _PIECE_ROWS):
             coords = part.coords()
-            found = rearranged(part, base.locate(node_id, coords) < 0, coords)
-            if found is not None:
-                yield bare(found)
+            outside = base.locate(node_id, coords) < 0
+            if outside.any():
+                yield unset_at(coords if outside.all() else coords[outside])
 
 
 def _cut(
