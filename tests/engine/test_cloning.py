@@ -303,3 +303,29 @@ def test_an_unended_collection_of_the_clone_is_waited_for(small: MemoryStorage) 
     opened(place).garbage_collect(NOW)
     zm.clone(source, place)
     assert_equal(source, opened(place))
+
+
+def test_a_moved_array_is_cloned_after_pages_of_the_base_have_gone() -> None:
+    """Its tables keep their place in the manifest, which is no longer that of its path."""
+    few = {"chunk-manifests": {"sets": [{"default": {"max-manifest-size": 100}}], "rules": []}}
+    repository = zm.create(MemoryStorage(), CONFIG | few, runtime=in_order())
+    paths = [f"a{number:03}" for number in range(300)]  # more nodes than a snapshot itself lists
+    with repository.transaction(message="make") as store:
+        for number, path in enumerate(paths):
+            zarr.create_array(store, name=path, data=np.array([number]), chunks=(1,))
+    repository.compact(mode="full")
+    session = repository.writable_session()
+    session.move("a001", "z")
+    session.commit("move")
+    repository.compact(mode="major")
+    last = {a.path: a.manifests for a in repository.explain_manifests().arrays}["/a299"]
+    with repository.transaction(message="delete") as store:
+        group = zarr.open_group(store)
+        for array in repository.explain_manifests().arrays:
+            if array.manifests == last:
+                del group[array.path.strip("/")]
+    repository.compact(mode="major")
+    assert repository.verify().ok
+    copy = MemoryStorage()
+    zm.clone(repository, copy)
+    assert zarr.open_array(opened(copy).readonly_session().store, path="z")[0] == 1
