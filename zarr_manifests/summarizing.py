@@ -324,7 +324,8 @@ class _Summary:
             if self._digest is not None:
                 bounds = self._weighted(bounds, coords, cells, self._digest)
                 counts &= ~np.isnan(bounds.weights)
-            self._answered(bounds.take(counts), coords[counts], cells[counts])
+            if counts.any():
+                self._answered(bounds.take(counts), coords[counts], cells[counts])
             rest[rows_at(table, coords[counts])] = False
         self._counts["chunks_read"] = int(rest.sum())
         self._counts["bytes_read"] = int(table.length[rest].sum())

@@ -303,6 +303,8 @@ def test_shards_and_scalars_are_answered() -> None:
     np.testing.assert_array_equal(found["sum"], values[:, :4].sum(axis=1))
     _, session = array_of(np.array(5.0), chunks=())
     assert float(session.summarize("a")["mean"]) == 5
+    _, session = array_of(np.array(2**63 - 1), chunks=())  # a sum that its entry does not know
+    assert int(session.summarize("a")["sum"]) == 2**63 - 1
 
 
 @pytest.mark.parametrize(
