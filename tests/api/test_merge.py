@@ -89,6 +89,28 @@ def test_policies_take_the_words_of_git(repo: Repository) -> None:
     assert sorted(conflict.path for conflict in seen) == ["/a", "/b"]
 
 
+@pytest.mark.parametrize(("rows", "others"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("policy", ["ours", "theirs"])
+def test_no_policy_parts_appended_values_from_their_labels(
+    repo: Repository, policy: Any, rows: int, others: int
+) -> None:
+    """All labels are in one chunk, and each value is in one of its own."""
+    with repo.transaction(message="labels and values") as store:
+        zarr.create_array(store, name="labels", data=np.array([1]), chunks=(100,))
+        zarr.create_array(store, name="values", data=np.array([1]), chunks=(1,))
+    repo.reset_branch("side", resolved(repo, "main"), force=True)
+    for branch, added in (("main", [10] * rows), ("side", [20] * others)):
+        with repo.transaction(branch, message="append") as store:
+            for path in ("labels", "values"):
+                zarr.open_array(store, path=path).append(added)
+    if rows == others:
+        repo.merge("side", policy=policy)
+    else:
+        with pytest.raises(ConflictError, match="both commits append along axis 0"):
+            repo.merge("side", policy=policy)
+    assert values(repo, path="labels") == values(repo, path="values")
+
+
 def overtaken_by(repo: Repository, other: Callable[[], object]) -> Repository:
     return zm.open(repo.storage, runtime=overtaking(other))
 

@@ -287,7 +287,9 @@ def _same_chunks(pair: _Pair) -> Iterator[_Found]:
         kind = ConflictKind.CHUNK if appended is None else ConflictKind.APPEND
         reason = appended or "also written by a commit that came first"
         conflict = pair.found(kind, Component.CHUNKS, reason, differ)
-        yield _Found(conflict, pair.node_id, np.asarray(differ))
+        # Of two lengths the larger lands: the side that lost would leave labels without a value.
+        uneven = appended is not None and _shape(pair.mine) != _shape(pair.theirs)
+        yield _Found(conflict, pair.node_id, None if uneven else np.asarray(differ))
 
 
 def _appended(pair: _Pair, differ: IndexArray) -> str | None:
@@ -298,7 +300,7 @@ def _appended(pair: _Pair, differ: IndexArray) -> str | None:
         return None
     axis = min(axes)
     whole = before.shape[axis] // before.chunk_shape[axis] if before.chunk_shape[axis] else 0
-    if not (differ[:, axis] >= whole).all():
+    if not (differ[:, axis] >= whole).any():
         return None
     name = before.dimension_names[axis] if before.dimension_names else None
     along = f"along {name!r}" if name else f"along axis {axis}"
