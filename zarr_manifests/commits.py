@@ -186,14 +186,14 @@ class SessionCommits:
         if marks not in ("take", "drop"):
             raise InvalidArgumentError(f"txn={marks!r}: give 'take' or 'drop'")
         message, metadata = checked_message(message), self._metadata(metadata)
-        source = done.snapshot.parent_id if undo else done.snapshot_id
-        if done.snapshot.parent is None or source is None:
+        parent_id = done.snapshot.parent_id
+        if done.snapshot.parent is None or parent_id is None:
             raise InvalidArgumentError(
                 f"snapshot {done.snapshot_id} is the first of the repository; no commit made it"
             )
         contents, context = self.writer.workspace.contents, self.writer.context
-        if undo:  # the parent may have expired
-            find_kept(context, context.roots.latest.root, source)
+        find_kept(context, context.roots.latest.root, parent_id)  # it may have expired
+        source = parent_id if undo else done.snapshot_id
         contents.rebase(contents.view, patch(context, done, contents.view, undo=undo))
         steps: tuple[MarkStep, ...] = ()
         if marks == "take":

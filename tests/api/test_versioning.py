@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from zarr_manifests.errors import (
     ConflictError,
     InvalidArgumentError,
     NotFoundError,
+    SnapshotExpiredError,
 )
 from zarr_manifests.storage.memory import MemoryStorage
 
@@ -310,6 +312,23 @@ def test_reverts_and_picks_that_make_no_sense(repository: Repository) -> None:
     repository.create_branch("side", first)
     with pytest.raises(ConflictError, match="cannot be undone here"):
         repository.revert(written, "side")
+
+
+def test_the_oldest_commit_is_neither_undone_nor_repeated_once_its_parent_is_gone() -> None:
+    storage = MemoryStorage()
+    repository = zm.create(storage)
+    for name in "ab":
+        with repository.transaction(message=name) as store:
+            zarr.create_group(store, path=name)
+    repository.expire_snapshots(keep_last=1)
+    repository.garbage_collect(timedelta(0))
+    repository = zm.open(storage)
+    (oldest,) = repository.ancestry()
+    with repository.transaction(message="delete") as store:
+        del zarr.open_group(store)["b"]
+    for call in (repository.revert, repository.cherry_pick):
+        with pytest.raises(SnapshotExpiredError):
+            call(oldest.snapshot_id)
 
 
 def test_only_the_head_is_amended(repository: Repository) -> None:
