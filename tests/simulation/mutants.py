@@ -488,7 +488,7 @@ def archive_before_the_deletions_left_out(patch: pytest.MonkeyPatch) -> None:
 # --- looking and going back --------------------------------------------------------------------
 
 
-@mutant("A verification reports damage without checking against the newer root.", 332)
+@mutant("A verification reports damage without checking against the newer root.", 533)
 def looked_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "_has_changed", lambda context, root: False)
 
@@ -508,7 +508,7 @@ def archives_listed_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verify, "archived_versions", lambda context: listed[0])
 
 
-@mutant("A recovery keeps fence and leases, so earlier sessions continue.", 8)
+@mutant("A recovery keeps fence and leases, so earlier sessions continue.", 2)
 def recovered_without_a_fence(patch: pytest.MonkeyPatch) -> None:
     renewed = recover._renewed
 
