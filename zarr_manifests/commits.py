@@ -17,6 +17,7 @@ import zarr
 from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import find_kept
+from zarr_manifests.engine.bulk_chunks import find_chunks
 from zarr_manifests.engine.change_set import ChangeSet
 from zarr_manifests.engine.commit_changes import (
     CommitRequest,
@@ -48,6 +49,7 @@ from zarr_manifests.errors import (
     ManifestsError,
     TransactionAlreadyCommitted,
 )
+from zarr_manifests.format.chunk_table import RefKind
 from zarr_manifests.format.snapshot import CommitKind, Snapshot
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.appends import Relocation
@@ -405,11 +407,16 @@ def _rewrite_appends(
 
 def _appended(workspace: Workspace, move: Relocation) -> Any:
     """The appended values; values before them in their chunk must be unchanged."""
-    first = move.first * move.chunk
+    first, cells = move.first * move.chunk, [(move.start, move.stop)]
+    _, table = find_chunks(workspace.contents, move.path, None, cells)
     now = _values(workspace, workspace.contents.changes, move, first, move.stop)
     before = _values(workspace, ChangeSet(), move, first, move.start)
+    reason = ""
     if not _equal(now[: move.start - first], before):
         reason = "values before the append were changed as well"
+    elif table is not None and (table.kind == RefKind.VIRTUAL).any():
+        reason = f"files cannot begin at {move.to}, within a chunk of {move.chunk}: copy them there"
+    if reason:
         raise ConflictError(
             "other commits have appended first, and this append cannot be relocated behind them; "
             "nothing was committed. Open a new session on the branch and make the changes again",

@@ -18,6 +18,7 @@ from virtualizarr.parsers import HDFParser
 import zarr_manifests as zm
 from zarr_manifests.errors import (
     AlreadyExistsError,
+    ConflictError,
     InvalidArgumentError,
     NotFoundError,
 )
@@ -160,6 +161,29 @@ def test_files_that_end_within_a_chunk_are_not_appended_to(
     zm.virtual.write(opened(saved(tmp_path, 0, hours=3)), repo)
     with pytest.raises(InvalidArgumentError, match="chunks have 2"):
         zm.virtual.write(opened(saved(tmp_path, 1)), repo, append_dim="time")
+
+
+@pytest.mark.parametrize("hours", [2, 3])
+def test_files_do_not_begin_within_a_chunk_that_others_have_begun(
+    repo: zm.Repository, tmp_path: Path, hours: int
+) -> None:
+    """Nor are they copied into the repository instead."""
+    for number in range(2):
+        line = xr.Dataset({"u": ("time", np.arange(4.0) + 4 * number)})
+        line.to_netcdf(tmp_path / f"{number}.nc", encoding={"u": {"chunksizes": (2,)}})
+    zm.virtual.write(opened(tmp_path / "0.nc", ()), repo)
+    session = repo.writable_session(append_dim="time")
+    zm.virtual.write(opened(tmp_path / "1.nc", ()), session, append_dim="time")
+    others = np.arange(hours) - 9.0
+    zm.write(xr.Dataset({"u": ("time", others)}), repo, append_dim="time")
+    if hours % 2:
+        with pytest.raises(ConflictError, match="within a chunk of 2: copy them there"):
+            session.commit("files")
+        assert read(repo)["u"].values.tolist() == [0, 1, 2, 3, *others]
+    else:
+        session.commit("files")
+        assert read(repo)["u"].values.tolist() == [0, 1, 2, 3, *others, 4, 5, 6, 7]
+        assert repo.readonly_session().store.get_virtual_refs("u").offset.size == 4
 
 
 def test_a_file_is_not_appended_twice(repo: zm.Repository, tmp_path: Path) -> None:
