@@ -231,3 +231,16 @@ def test_a_collector_stops_when_an_older_root_is_put_back(made: MemoryStorage) -
     with pytest.raises(FencedError):
         expire_and_collect(storage, below)
     assert storage.ops.count("delete_many") == 2
+
+
+def test_a_root_is_sound_whenever_a_collection_takes_what_it_no_longer_needs(
+    made: MemoryStorage,
+) -> None:
+    for moment in range(1, 1000):
+        below = copy_of(made)
+        storage = InterruptingStorage(below, partial(expire_and_collect, below, below), moment)
+        with pytest.raises(InvalidArgumentError, match="nothing to recover"):
+            zm.recover(storage, dry_run=True, runtime=in_order())
+        if len(storage.ops) < moment:
+            assert moment > 4
+            return

@@ -217,8 +217,8 @@ def _archive(roots: Roots, at: RootAt) -> None:
 def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | None]:
     """The token and the root found in the root's place; raises if the root is sound.
 
-    A collection may have deleted objects that are missing: then another root has its place, and the
-    new one cannot be installed with this token.
+    A collection may have deleted objects that are missing: then another root has its place, and is
+    looked at instead.
     """
     token, current = _current(storage)
     if current is not None and not _problem(storage, runtime, current):
@@ -226,7 +226,8 @@ def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | N
             f"{storage.url} has a sound root of version {current.version}: there is nothing to "
             "recover. `zm.recover(repo, version)` goes back to older refs"
         )
-    return token, current
+    same = _current(storage)[0] == token
+    return (token, current) if same else _damaged(storage, runtime)
 
 
 def _check_collections(
