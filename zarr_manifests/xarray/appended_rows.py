@@ -381,9 +381,7 @@ def place(
         wanted = file.labels(dim)
         if labels is not None and wanted is not None:
             start = rows_of_labels(labels, wanted)
-        elif rows != file.rows:
-            start = None
-        if start is None:
+        if start is None or rows != file.rows:
             why = f"it has changed, and has other rows along {dim!r} than before"
             refused.append((file, why))
         else:

@@ -133,8 +133,8 @@ FAULTS = [
     Fault(
         "a-changed-file-with-more-rows-overwrites-the-next-file",
         "xarray/appended_rows.py",
-        "elif rows != file.rows:",
-        "elif False:",
+        "if start is None or rows != file.rows:",
+        "if start is None:",
     ),
     # workers
     Fault(
