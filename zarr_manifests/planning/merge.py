@@ -177,7 +177,7 @@ def _between(table: ChunkTable, lo: Coords, hi: Coords) -> ChunkTable:
 
 
 def _sliced(table: ChunkTable, rows: slice) -> ChunkTable:
-    """A slice of the rows, as views of the columns, without files that no row uses."""
+    """A slice of the rows, as views of the columns, without sources that no row uses."""
     if rows.stop - rows.start == len(table):
         return table
     index = np.arange(rows.start, rows.stop) if table.index is None else table.index[rows]
@@ -185,9 +185,10 @@ def _sliced(table: ChunkTable, rows: slice) -> ChunkTable:
         return _gather([table], table.box, index, np.arange(rows.start, rows.stop))
     kind = table.kind[rows]
     source, virtual = _used(RefKind.VIRTUAL, kind, table.source[rows], table.virtual)
+    source, sources = _used(RefKind.NATIVE, kind, source, table.sources)
     columns = (table.number[rows], table.offset[rows], table.length[rows], table.crc32c[rows])
     at = None if len(index) == table.box.size else index
-    return ChunkTable(table.box, at, kind, source, *columns, table.sources, b"", virtual)
+    return ChunkTable(table.box, at, kind, source, *columns, sources, b"", virtual)
 
 
 def in_tables(table: ChunkTable) -> Iterator[ChunkTable]:
@@ -494,6 +495,7 @@ def _gather(
     placed = zip(tables, mappings, places, strict=True)
     source = column([_placed(table, *both) for table, *both in placed])
     source, virtual = _used(RefKind.VIRTUAL, kind, source, virtual)
+    source, sources = _used(RefKind.NATIVE, kind, source, sources)
     inline = b""
     if any(table.inline for table in tables):
         starts = np.cumsum([0, *(len(table.inline) for table in tables[:-1])])

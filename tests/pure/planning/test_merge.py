@@ -165,6 +165,8 @@ def test_split_tables_hold_the_same_in_boxes_that_do_not_overlap(
     for part in parts:
         assert all(coords in part.box for coords, _ in part.refs())
         found |= dict(part.refs())
+        used = {ref.source for _, ref in part.refs() if isinstance(ref, NativeRef | VirtualRef)}
+        assert {*part.sources, *part.virtual} == used
     assert found == dict(table.refs())
     assert sum(map(len, parts)) == len(table)
     for i, part in enumerate(parts):
