@@ -2,8 +2,7 @@
 
 Xarray packs and casts without checking: 330 K, in a 16-bit array packed for 250 to 300 K, is read
 back as 264 K. So each block is encoded as it is stored, decoded as a reader decodes it by default,
-and compared with what was given. Numbers are compared part by part, while a part is in the
-processor's cache.
+and compared with what was given: numbers part by part, while a part is in the processor's cache.
 
 Values may be rounded:
 
@@ -20,6 +19,7 @@ import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -37,8 +37,8 @@ PACKED_BY: Final = ("scale_factor", "add_offset", "_FillValue", "missing_value",
 DECODED_BY: Final = (*PACKED_BY, "units", "calendar")
 """Attributes that say what stored values mean."""
 _MEANING: Final = {*DECODED_BY, "dtype"} - {"_FillValue"}
-_PART: Final = 2**17
-"""Number of values that are compared together, so that they fit in a processor's cache."""
+_PART: Final = 2**18
+"""Number of values that are encoded and compared together: they fit in a processor's cache."""
 _LISTED: Final = 3
 _PACKING: Final = {"scale_factor": 1.0, "add_offset": 0.0}
 _ULPS: Final = 8
@@ -49,6 +49,9 @@ _FAILURES: Final = (
     ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError,
 )  # fmt: skip
 """What xarray raises where it cannot encode or decode."""
+
+
+type _Values = npt.NDArray[Any]
 
 
 class MisfitError(Exception):
@@ -91,40 +94,40 @@ class Fit(Struct, frozen=True, dict=True):
     stored: np.dtype[Any] | None = None
     attributes: Mapping[str, Any] = {}
 
-    def checked(self, variable: xr.Variable, encoded: xr.Variable) -> xr.Variable:
-        """The encoded variable; its values are checked here, or where dask computes them.
+    @quiet()
+    @np.errstate(all="ignore")  # what they warn of is checked
+    def checked(self, variable: xr.Variable, encode: Callable[..., xr.Variable]) -> xr.Variable:
+        """The variable, encoded; its values are checked here, or where dask computes them.
 
         Raises
         ------
         MisfitError
             If some would be read back differently.
         """
-        check = _Comparison.of(self, variable.dtype, encoded)
-        if encoded.chunks is None:  # in memory, or lazy objects, which xarray has computed
-            if check is not None:
-                check.block(variable.values, encoded.values, (0,) * variable.ndim)
+        dtype, ndim, how = variable.dtype, variable.ndim, (variable.attrs, variable.encoding)
+        numbers, like = dtype.kind in "biufc", variable
+        if numbers:  # they are encoded where they are checked
+            like = xr.Variable(variable.dims, np.zeros((0,) * ndim, dtype), *how)
+        encoded = encode(like, name=self.name)
+        check = _Comparison.of(self, dtype, encoded)
+        lazy: Any = None if variable.chunks is None else variable.data
+        if encoded.chunks is None and not numbers:  # xarray has computed lazy objects
+            assert check is not None
+            check.block(variable.values, encoded.values, (0,) * ndim)
             return encoded
-        given, declared = variable.dtype, encoded.dtype
         if check is None:
-            data = encoded.data.map_blocks(
-                _as_declared, of=self.name, declared=given, dtype=declared
-            )
+            data = variable.data
+            if lazy is not None:
+                data = lazy.map_blocks(_as_declared, of=self.name, declared=dtype, dtype=dtype)
+        elif lazy is None:
+            data = check.of_block(variable.values, how, [[0]] * ndim, [0] * ndim)
         else:
-            how = dict(variable.attrs), dict(variable.encoding)
-            lazy: Any = variable.data
             starts = [np.cumsum([0, *sizes[:-1]]) for sizes in lazy.chunks]
-            none = np.empty((0,) * variable.ndim, declared)
-            data = lazy.map_blocks(
-                check.of_block, how=how, starts=starts, dtype=declared, meta=none
-            )
+            of_block = partial(check.of_block, how=how, starts=starts)  # which dask leaves alone
+            data = lazy.map_blocks(of_block, meta=np.empty((0,) * ndim, encoded.dtype))
         return xr.Variable(encoded.dims, data, encoded.attrs, encoded.encoding)
 
-    def check_beside(
-        self,
-        given: npt.NDArray[Any],
-        codes: npt.NDArray[Any],
-        there: Callable[[], npt.NDArray[Any]],
-    ) -> None:
+    def check_beside(self, given: _Values, codes: _Values, there: Callable[[], _Values]) -> None:
         """Check dates that are stored as `codes` beside the codes that are there.
 
         Xarray loses dates beside a missing one that are more than 290 years from 1970, or from
@@ -143,7 +146,7 @@ class Fit(Struct, frozen=True, dict=True):
         if check is not None:
             check.beside(given, np.append(there(), codes))
 
-    def encoded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def encoded(self, values: _Values) -> _Values:
         """Values in memory as the existing array stores them.
 
         Raises
@@ -154,8 +157,8 @@ class Fit(Struct, frozen=True, dict=True):
         if values.dtype.kind in "biu" and not _PACKING.keys().isdisjoint(self.attributes):
             values = values.astype(np.float64)  # xarray does not pack integers
         own = xr.Variable(_dims(self.name, values), values, dict(self.given), dict(self.encoding))
-        with np.errstate(all="ignore"), quiet(), told(self.name):  # what they warn of is checked
-            codes = self.checked(own, encode_cf_variable(own, name=self.name)).values
+        with told(self.name):
+            codes = self.checked(own, encode_cf_variable).values
         return np.asarray(codes).astype(self.stored or codes.dtype, copy=False)
 
 
@@ -214,18 +217,13 @@ class _Comparison(Struct, frozen=True):
         return _Comparison(fit.name, attributes, stored, in_parts, packing, asked)
 
     def of_block(
-        self,
-        block: Any,
-        *,
-        how: tuple[Any, ...],
-        starts: Sequence[npt.NDArray[np.intp]],
-        block_id: Sequence[int],
-    ) -> npt.NDArray[Any]:
-        """Encode and check a block of a dask array."""
+        self, block: Any, how: tuple[Any, ...], starts: Sequence[Any], block_id: Sequence[int]
+    ) -> _Values:
+        """Encode and check a block of a dask array, or all numbers in memory."""
         given = np.asarray(block)
-        codes = self._encoded(given.ravel(), how).reshape(given.shape)
+        codes = np.empty_like(given, self.stored)
         start = [int(of_axis[at]) for of_axis, at in zip(starts, block_id, strict=True)]
-        self.block(given, codes, start)
+        self.block(given, codes, start, how)
         if given.dtype.kind == "M" and _are_far(given, self.attributes):
             with_missing = np.append(np.array("NaT", given.dtype), given.ravel())
             try:
@@ -235,7 +233,7 @@ class _Comparison(Struct, frozen=True):
             self.beside(given, both)
         return codes
 
-    def _encoded(self, given: npt.NDArray[Any], how: tuple[Any, ...]) -> npt.NDArray[Any]:
+    def _encoded(self, given: _Values, how: tuple[Any, ...]) -> _Values:
         # As a coordinate: of other floats stored as integers xarray warns that they may be NaN.
         own: Any = xr.Variable((self.name,), given, *how)
         with np.errstate(all="ignore"), told(self.name):
@@ -244,27 +242,34 @@ class _Comparison(Struct, frozen=True):
             codes = encode_zarr_variable(own, name=self.name).load(scheduler="synchronous").values
             return np.asarray(codes.astype(self.stored, copy=False))
 
-    def beside(self, given: npt.NDArray[Any], codes: npt.NDArray[Any]) -> None:
+    def beside(self, given: _Values, codes: _Values) -> None:
         """Refuse dates that are not read back behind the other ones of which there are codes."""
         with told(self.name):
-            read = self._read(codes.astype(self.stored, copy=False), self.attributes)
+            read = self._read(codes.astype(self.stored, copy=False))
             if self._differ(given.ravel(), read[len(read) - given.size :]).any():
                 raise ValueError(
                     "dates more than 290 years from 1970 or from the date of their units cannot "
                     "be stored beside a missing date"
                 )
 
-    def block(self, given: npt.NDArray[Any], codes: npt.NDArray[Any], start: Sequence[int]) -> None:
+    def block(
+        self, given: _Values, codes: _Values, start: Sequence[int], how: tuple[Any, ...] = ()
+    ) -> None:
         """Check values in memory, the first of which is at position `start`.
+
+        With `how`, they are encoded first, into `codes`.
 
         Raises
         ------
         MisfitError
             If some would be read back differently.
         """
-        # Of no values, xarray cannot decode the times of every calendar.
-        parts = self._parts(given, codes) if given.size else iter(())
-        if not any(self._compared(*part)[0].any() for part in parts):
+        fits = True
+        for part, stored in self._parts(given, codes):
+            if how:
+                stored[...] = self._encoded(part.ravel(), how).reshape(part.shape)
+            fits = fits and not self._compared(part, stored)[0].any()
+        if fits:
             return
         off, read = self._compared(given, codes)
         misfits = [
@@ -277,33 +282,31 @@ class _Comparison(Struct, frozen=True):
         ]
         raise MisfitError(self.name, tuple(misfits))
 
-    def _parts(
-        self, given: npt.NDArray[Any], codes: npt.NDArray[Any]
-    ) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+    def _parts(self, given: _Values, codes: _Values) -> Iterator[tuple[_Values, ...]]:
         """All values, numbers in parts in the order of memory, without copies."""
-        if given.size <= _PART or not self.in_parts:
+        if not given.size:
+            return  # of no values, xarray cannot decode the times of every calendar
+        if not self.in_parts:
             yield given, codes
             return
         flags: Any = ["external_loop", "buffered"]
-        with np.nditer([given, codes], flags, order="K", buffersize=_PART) as parts:
+        modes: Any = [["readonly"], ["readwrite"]]
+        with np.nditer([given, codes], flags, modes, order="K", buffersize=_PART) as parts:
             yield from parts
 
-    def _compared(
-        self, given: npt.NDArray[Any], codes: npt.NDArray[Any]
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
+    def _compared(self, given: _Values, codes: _Values) -> tuple[_Values, _Values]:
         """Which values are not read back as given, and what is read."""
         with np.errstate(all="ignore"), told(self.name):
-            stored = codes.astype(self.stored, copy=False)
-            read = self._read(stored, self.attributes)
+            read = self._read(codes.astype(self.stored, copy=False))
             return self._differ(given, read), read
 
-    def _read(self, stored: npt.NDArray[Any], attributes: Mapping[str, Any]) -> npt.NDArray[Any]:
+    def _read(self, stored: _Values) -> _Values:
         """The stored values as `xr.open_dataset` decodes them."""
-        raw = xr.Variable(_dims(self.name, stored), stored, dict(attributes))
+        raw = xr.Variable(_dims(self.name, stored), stored, dict(self.attributes))
         with nullcontext() if self.in_parts else quiet():  # the reader is warned
             return np.asarray(decode_cf_variable(self.name, raw).values)
 
-    def _differ(self, given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    def _differ(self, given: _Values, read: _Values) -> _Values:
         """Which values are read back differently."""
         if read.shape != given.shape:
             return np.ones(given.shape, bool)
@@ -315,9 +318,7 @@ class _Comparison(Struct, frozen=True):
             return np.ones(given.shape, bool)
         return self._numbers_differ(given, read)
 
-    def _numbers_differ(
-        self, given: npt.NDArray[Any], read: npt.NDArray[Any]
-    ) -> npt.NDArray[np.bool_]:
+    def _numbers_differ(self, given: _Values, read: _Values) -> _Values:
         if self.packing is None and given.dtype.kind in "biu" and read.dtype.kind in "fc":
             # As whole numbers: the nearest float is not the same number.
             bounds = given.dtype.kind != "b" and np.iinfo(given.dtype)
@@ -326,9 +327,12 @@ class _Comparison(Struct, frozen=True):
             return np.asarray(~(within & (read.real.astype(given.dtype) == given)))
         if self.packing is None and self.stored.kind not in "fc":
             return np.asarray((read != given) & ((read == read) | (given == given)))
-        wide = np.result_type(given, read, np.float32)
-        distance = np.abs(np.subtract(read, given, dtype=wide))
-        off: npt.NDArray[np.bool_] = ~(distance <= self._allowed(given, read.dtype))
+        if self.packing is None:
+            near = given.astype(self.stored, copy=False)
+            off: _Values = (read != near) & ((read == read) | (near == near)) | np.isinf(read)
+        else:
+            distance = np.subtract(read, given, dtype=np.result_type(given, read, np.float32))
+            off = ~(np.abs(distance, out=distance) <= self._allowed(given, read.dtype))
         if given.dtype.kind == "c" and read.dtype.kind != "c":
             off |= given.imag != 0
         if self.packing is None and not self.asked:
@@ -337,19 +341,20 @@ class _Comparison(Struct, frozen=True):
             off &= (read != given) & ((read == read) | (given == given))
         return off
 
-    def _allowed(self, given: npt.NDArray[Any], read: np.dtype[Any]) -> Any:
+    def _allowed(self, given: _Values, read: np.dtype[Any]) -> _Values | float:
         """By how much each may be off."""
-        step, offset = self.packing or (0.0, 0.0)
+        assert self.packing is not None
+        step, offset = self.packing
         floats = [kind for kind in (given.dtype, read, self.stored) if kind.kind in "fc"]
         error = _ULPS * max((float(np.finfo(kind).eps) for kind in floats), default=0.0)
         if self.stored.kind in "iu":  # a constant: one huge value hides no other
             extent = step * 2.0 ** (8 * self.stored.itemsize)
             return step * (0.5 + 1e-6) + error * (extent + 2 * offset)
-        least = (step or 1.0) * float(np.finfo(self.stored).tiny)
+        least = step * float(np.finfo(self.stored).tiny)
         return error * (np.abs(given) + 2 * offset) + least
 
 
-def _dims(name: str, values: npt.NDArray[Any]) -> list[str]:
+def _dims(name: str, values: _Values) -> list[str]:
     """Dimensions; those of a coordinate if it can be one, as xarray warns of other variables."""
     return [name] if values.ndim == 1 else [f"{name}-{axis}" for axis in range(values.ndim)]
 
@@ -363,7 +368,7 @@ def _as_declared(block: Any, *, of: str, declared: np.dtype[Any]) -> Any:
     return block
 
 
-def times_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def times_differ(given: _Values, read: _Values) -> _Values:
     """Which times differ by a second or more; those of different calendars, by their texts."""
     off = np.ones(given.shape, bool)
     if given.dtype.kind == read.dtype.kind and given.dtype.kind in "mM":
@@ -395,7 +400,7 @@ def _second_of(time: Any) -> str:
     return str(time.isoformat(timespec="seconds"))
 
 
-def _objects_differ(given: npt.NDArray[Any], read: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _objects_differ(given: _Values, read: _Values) -> _Values:
     """Which texts and other objects differ; for a missing one xarray stores an empty text."""
     both = zip(given.ravel().tolist(), read.ravel().tolist(), strict=True)
     differ = [
@@ -412,12 +417,12 @@ def is_time(variable: xr.Variable) -> bool:
     return _are_dates(np.ravel(variable[(0,) * variable.ndim].values))
 
 
-def _are_dates(values: npt.NDArray[Any]) -> bool:
+def _are_dates(values: _Values) -> bool:
     """Whether these are cftime's objects."""
     return bool(values.dtype == object and values.size) and hasattr(values.flat[0], "calendar")
 
 
-def _are_far(dates: npt.NDArray[Any], how: Mapping[str, Any]) -> bool:
+def _are_far(dates: _Values, how: Mapping[str, Any]) -> bool:
     """Whether some may lie beyond what nanoseconds reach, from 1970 or the date of their units."""
     try:
         since = pd.Timestamp(str(how.get("units")).partition(" since ")[2]).tz_localize(None)
@@ -559,7 +564,7 @@ def of_first_label(
     return ds, encoding
 
 
-def units_of_first(times: npt.NDArray[Any], units: str | None, dtype: np.dtype[Any]) -> str | None:
+def units_of_first(times: _Values, units: str | None, dtype: np.dtype[Any]) -> str | None:
     """Units in which an array of a first time has room for more; None if its own have.
 
     Of one time, xarray makes days since that time, and an hour later is no whole day. Of its bounds

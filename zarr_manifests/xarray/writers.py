@@ -42,7 +42,6 @@ from zarr_manifests.keys import DOCUMENTS, V3_DOCUMENT
 from zarr_manifests.planning.conflict import Txn, txn_of
 from zarr_manifests.repositories import Location, target_of, write_into
 from zarr_manifests.repository import Repository
-from zarr_manifests.runtime import quiet
 from zarr_manifests.session import Fork, Session, commits_of
 from zarr_manifests.store import ManifestStore, contents_of, workspace_of
 from zarr_manifests.texts import listed
@@ -696,11 +695,9 @@ def _encoded(
         return found
     if given.chunks is None:
         given.load()  # once, if it is of a file
-    with np.errstate(all="ignore"), quiet():  # what they warn of is checked
-        own = encode_zarr_variable(given, name=name, zarr_format=there.zarr_format)
-    checked = fit.checked(given, own)
+    checked = fit.checked(given, partial(encode_zarr_variable, zarr_format=there.zarr_format))
     if fit.stored is not None and given.chunks is None:
-        fit.check_beside(given.values, own.values, partial(there.values, name))
+        fit.check_beside(given.values, checked.values, partial(there.values, name))
     return checked
 
 

@@ -34,8 +34,8 @@ FAULTS = [
     Fault(
         "blocks-of-dask-are-not-checked",
         "xarray/fit.py",
-        "        self.block(given, codes, start)\n",
-        "",
+        "        self.block(given, codes, start, how)\n",
+        "        codes[...] = self._encoded(given.ravel(), how).reshape(given.shape)\n",
     ),
     # what is there
     Fault(
