@@ -502,7 +502,7 @@ class ChunkTable(Struct, frozen=True, eq=False):
             most = np.array([1, 1, len(self.sources), len(self.virtual)])
             sound = bool((self.source < most[kind]).all())
             elsewhere = kind == RefKind.VIRTUAL
-            sound = sound and not (elsewhere & (self.number > 1)).any()
+            sound = sound and not (elsewhere & (_once(self.number) > 1)).any()
         held = int(np.where(inline, self.length, 0).sum()) if inline.any() else 0
         if not sound or held != len(self.inline):
             raise CorruptObjectError("the columns of a chunk table contradict each other")
@@ -709,8 +709,8 @@ def _rows(stored: StoredTable) -> dict[str, Any]:
     if int(offset.min()) < 0:
         raise CorruptObjectError("table: an offset is negative")
     inline = stored.inl or b""
-    is_inline = columns["kind"] == RefKind.INLINE
-    if is_inline.any() and (offset > len(inline) - columns["length"])[is_inline].any():
+    is_inline = _once(columns["kind"]) == RefKind.INLINE
+    if is_inline.any() and (is_inline & (offset > len(inline) - columns["length"])).any():
         raise CorruptObjectError("table: an inline chunk exceeds the blob")
     return {**columns, "inline": inline}
 

@@ -572,8 +572,7 @@ def _used[T: (str, VirtualSource)](
     """The rows' sources and the sessions or files, without those that no row of the kind uses."""
     if not names:
         return source, names
-    mine = kind == of
-    rows = slice(None) if mine.all() else mine
+    rows = slice(None) if _constant(kind) == of else kind == of
     used = np.zeros(len(names), np.bool_)
     used[source[rows]] = True
     if used.all():
