@@ -186,7 +186,8 @@ def _cells(job: Job, boxes: Iterable[Box]) -> Iterator[Cells]:
             for column, place in zip(job.dimensions, places, strict=True)
         ]
         start = 0
-        for slab in _slabs((len(cells),) if cells is not None else tuple(map(len, along))):
+        shape = (len(cells),) if cells is not None else tuple(map(len, along))
+        for slab in Box((0,) * len(shape), shape).pieces(BATCH_ROWS):
             stop = start + slab.size
             here = [each[start:stop] for each in values]
             if cells is not None:
@@ -195,15 +196,6 @@ def _cells(job: Job, boxes: Iterable[Box]) -> Iterator[Cells]:
                 sides = zip(along, slab.lo, slab.shape, strict=True)
                 yield _due(job, [each.slice(lo, length) for each, lo, length in sides], None, here)
             start = stop
-
-
-def _slabs(shape: Coords) -> Iterator[Box]:
-    """Cut a box, in C order, into boxes of at most `BATCH_ROWS` cells."""
-    if math.prod(shape) <= BATCH_ROWS:
-        yield Box((0,) * len(shape), shape)
-        return
-    axes = [Axis(1, np.array([[0, length]])) for length in shape]
-    yield from plan_scan(axes, target_rows=BATCH_ROWS)
 
 
 def _taken_at(along: Sequence[pa.Array], numbers: IndexArray | None) -> list[pa.Array]:
