@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 
 import zarr_manifests as zm
+from zarr_manifests import bulk
 from zarr_manifests.bulk import BulkCodecPipeline
 from zarr_manifests.errors import InvalidArgumentError
 
@@ -36,3 +38,24 @@ def test_within_its_block_new_arrays_are_read_in_bulk() -> None:
         array = zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="i4")
         assert type(array.async_array.codec_pipeline) is BulkCodecPipeline
     assert zarr.config.get("codec_pipeline.max_workers", None) == before
+
+
+class EmptiedMeanwhile(dict[Any, Any]):
+    """As another thread empties it, which has parsed many other documents."""
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        self.clear()
+        return found
+
+
+def test_documents_that_others_drop_are_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "_PARSED", EmptiedMeanwhile())
+    repo = zm.create("memory://parsed-again")
+    with repo.transaction(message="values") as store:
+        for name in ("a", "x"):
+            how: dict[str, Any] = {"chunks": (1,), "dimension_names": ["x"]}
+            zarr.create_array(store, name=name, data=np.arange(3), **how)
+    for _ in range(2):
+        found = repo.readonly_session().chunks_where("a", "x >= 1")
+        assert found.cells == ((slice(1, 3),),)

@@ -283,3 +283,17 @@ def test_what_is_merged_leaves_the_read_list() -> None:
     session.store.delete_sync("a/c/9")
     session.commit("one anew, the last gone")
     assert repository.compact(mode="full").deltas_after == 0
+
+
+@pytest.mark.parametrize(("more", "left"), [(10, 1), (15, 0)])
+def test_arrays_of_one_manifest_are_due_together(more: int, left: int) -> None:
+    """What each has outside its leaf is less than a quarter of the manifest."""
+    repository = zm.create(MemoryStorage(), {"compaction": {"mode": "manual"}})
+    for first, last in ((0, 50), (50, 50 + more)):
+        session = repository.writable_session()
+        for name in "ab":
+            if not first:
+                zarr.create_array(session.store, name=name, shape=(99,), chunks=(1,), dtype="i4")
+            zarr.open_array(session.store, path=name)[first:last] = 1
+        session.commit("values")
+        assert repository.compact(mode="major").deltas_after == (left if first else 0)

@@ -16,6 +16,7 @@ import zarr
 import zarr_manifests as zm
 from hearing import Hearing
 from in_order import in_order
+from storages import CountingStorage
 from zarr_manifests import Repository
 from zarr_manifests.errors import FencedError
 from zarr_manifests.storage.memory import MemoryStorage
@@ -83,6 +84,23 @@ def test_tasks_measure_the_same(tmp_path: Path) -> None:
     assert found[5, 0] == pytest.approx((50, 50), abs=0.01)
     assert repository.compute_statistics(run=in_tasks).measured == 0
     assert repository.verify().ok
+
+
+def test_chunks_that_are_never_measured_leave_everything_as_it_is(tmp_path: Path) -> None:
+    """What is known of the other chunks is not written again and again."""
+    file = tmp_path / "chunk"
+    file.write_bytes(bytes(16))
+    created(storage := CountingStorage(MemoryStorage()))
+    repository = zm.open(storage, virtual_containers={"files": tmp_path})
+    wrote(repository, 0, 7, 1)
+    with repository.transaction(message="a file that nothing is known of") as store:
+        store.set_virtual_refs("a", [[7]], [file.as_uri()], [0], [0], [16])
+    repository.compact(mode="full")
+    assert repository.compute_statistics().measured == 7
+    storage.reset()
+    assert repository.compute_statistics().measured == 0
+    assert {record.op for record in storage.log}.isdisjoint({"create", "put", "cas"})
+    assert numbers(counting(repository)) == [*range(7)]
 
 
 # --- beside others ---------------------------------------------------------------------------

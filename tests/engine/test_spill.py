@@ -15,9 +15,10 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from storages import CrashDisk
+from storages import CountingStorage, CrashDisk
 from zarr_manifests import Repository, Session
 from zarr_manifests.storage.memory import MemoryStorage
+from zoned import created, write
 
 BUDGET = 8
 
@@ -55,6 +56,19 @@ def test_appends_land_behind_those_of_others() -> None:
     for session in sessions:
         session.commit("append")
     assert values(repository)[60:] == [3, 4, 5, *range(50, 100)]
+    assert repository.verify().ok
+
+
+def test_statistics_of_what_is_spilled_are_not_looked_for() -> None:
+    where = CountingStorage(MemoryStorage())
+    few = {"spill-refs": 8, "pack-chunk-bytes": 0, "cache": {"max-size": 0}}
+    repository = created(where, 40, **few)
+    session = repository.writable_session()
+    write(session, 0, 40, 1)
+    assert any(record.key.startswith("manifests/") for record in where.log)
+    read = [one.key for one in where.log if one.op == "get" and one.key.startswith("manifests/")]
+    assert read == []
+    session.commit("values")
     assert repository.verify().ok
 
 

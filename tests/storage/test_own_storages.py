@@ -12,9 +12,11 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
+from small_store import Answer
 from zarr_manifests.errors import (
     InvalidArgumentError,
     ManifestsError,
+    ObjectNotFoundError,
     StorageError,
     UnsupportedStorageError,
 )
@@ -145,6 +147,30 @@ def test_a_race_is_held_before_the_first_conditional_write(small_store: Any, ign
     raced = [r for r in small_store.requests if r.startswith("PUT") and "/.race-" in r]
     assert len(raced) == (16 if ignored == "If-None-Match" else 32), "once, then it is known"
     assert not any("/.race-" in name for name in small_store.objects)
+
+
+def test_an_object_without_bytes_is_read_whole_or_in_part(small_store: Any) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    fs = s3fs.S3FileSystem(endpoint_url=small_store.endpoint)
+    small_store.objects["bucket/prefix/empty"] = b""
+    storage = FsspecStorage(fs, "bucket/prefix")
+    assert storage.get("empty") == storage.get("empty", 0, 10) == storage.get("empty", 5, 1) == b""
+    with pytest.raises(ObjectNotFoundError):
+        storage.get("absent", 0, 10)
+
+
+def test_a_bucket_that_is_not_there_is_told_as_a_failure(
+    small_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    object_store._IGNORED.clear()
+    refused = Answer.refusal(404, "NoSuchBucket")
+    monkeypatch.setattr(small_store, "_put", lambda *args: refused)
+    storage = FsspecStorage(s3fs.S3FileSystem(endpoint_url=small_store.endpoint), "bucket/prefix")
+    for call in (lambda: zm.create(storage), lambda: storage.create("a", b"")):
+        with pytest.raises(StorageError, match="failed with a FileNotFoundError") as caught:
+            call()
+        assert not isinstance(caught.value, ObjectNotFoundError)
 
 
 def test_any_filesystem_is_read_and_few_are_written(tmp_path: Path) -> None:

@@ -89,8 +89,11 @@ def test_everything_virtual_and_in_a_group(repo: zm.Repository, tmp_path: Path) 
     xr.testing.assert_identical(read(repo, "a/b"), expect(path))
     with pytest.raises(AlreadyExistsError, match="mode='w' to replace"):
         zm.virtual.write(vds, repo, group="a/b")
+    with repo.transaction(message="attributes that are replaced, too") as store:
+        zarr.open_group(store, path="a/b").attrs["of"] = "the old"
     zm.virtual.write(vds[["t"]], repo, group="a/b", mode="w")
     assert set(read(repo, "a/b").data_vars) == {"t"}
+    assert "of" not in read(repo, "a/b").attrs
     with pytest.raises(InvalidArgumentError, match="encoding names p"):
         zm.write(vds[["p"]], repo, group="c", encoding={"p": {"chunks": (1, 6)}})
     zm.virtual.write(vds[["p"]], repo, group="a/b", mode="a")
