@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from operator import le, lt
+from operator import le, lt, sub
 from typing import Final
 
 import numpy as np
@@ -23,6 +23,7 @@ type IndexArray = npt.NDArray[np.int64]
 
 MAX_BOX_CHUNKS: Final = 2**62
 _BLOCK: Final = 1 << 14
+_FEW: Final = 8
 
 
 def grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
@@ -116,7 +117,7 @@ class Box(Struct, frozen=True, array_like=True):
     @property
     def shape(self) -> Coords:
         """Number of chunks along each axis."""
-        return tuple(b - a for a, b in zip(self.lo, self.hi, strict=True))
+        return tuple(map(sub, self.hi, self.lo))
 
     @property
     def ndim(self) -> int:
@@ -246,6 +247,14 @@ class Box(Struct, frozen=True, array_like=True):
         # Axis by axis, which is much faster than one pass over the rows.
         axes = coords.T
         return Box(tuple(int(a.min()) for a in axes), tuple(int(a.max()) + 1 for a in axes))
+
+
+def holding(boxes: Sequence[Box], lo: IndexArray, hi: IndexArray, coords: Coords) -> list[int]:
+    """The numbers of the boxes that hold a coordinate; `lo` and `hi` are their corners."""
+    if len(boxes) <= _FEW:  # which numpy takes longer for
+        return [row for row, box in enumerate(boxes) if coords in box]
+    found: list[int] = np.flatnonzero(((lo <= coords) & (coords < hi)).all(axis=1)).tolist()
+    return found
 
 
 def corners(boxes: Sequence[Box], ndim: int) -> tuple[IndexArray, IndexArray]:

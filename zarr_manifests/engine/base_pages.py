@@ -34,7 +34,7 @@ from zarr_manifests.format.manifest import (
     path_order,
 )
 from zarr_manifests.format.records import BlobRef
-from zarr_manifests.grid import Box, IndexArray
+from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.planning.leaves import EMPTY, BaseIndex, PlacedLeaf, combined_refs
 
 _parent: Final = itemgetter(slice(2))
@@ -480,6 +480,10 @@ class PagedIndex(BaseIndex):
         """The leaves of the node that overlap [lo, hi), which may be larger than a box."""
         return self._at(node_id, lo.tolist(), hi.tolist()).overlapping(node_id, lo, hi)
 
+    def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
+        """The leaves of the node that hold a chunk: one at most, unless leaves overlap."""
+        return self._at(node_id, coords, [c + 1 for c in coords]).holding(node_id, coords)
+
     def around(self, node_id: bytes) -> Box | None:
         """The smallest box around the node's leaves; None if it has none."""
         large = self._pages.large(node_id)
@@ -487,12 +491,8 @@ class PagedIndex(BaseIndex):
             Box.around(link.box for link in large) if large else self._at(node_id).around(node_id)
         )
 
-    def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:
-        """A number that is not negative for each coordinate in a leaf, -1 for the others."""
-        return self._around(node_id, coords).locate(node_id, coords)
-
     def merged_at(self, node_id: bytes, coords: IndexArray) -> IndexArray:
-        """What the leaf of each coordinate (int64[n, ndim]) is merged to; 0 where there is none."""
+        """What the leaf of each coordinate (int64[n, ndim]) is merged to; -1 where none is."""
         return self._around(node_id, coords).merged_at(node_id, coords)
 
     def _around(self, node_id: bytes, coords: IndexArray) -> BaseIndex:

@@ -337,20 +337,21 @@ class ObjectReader:
 
     def table_in(self, ref: BlobRef, part: Part, find: Callable[[], bytes]) -> ChunkTable:
         """A chunk table in the object; `find` returns it encoded."""
-        name = _table_name(ref, part)
-        found: ChunkTable | None = self.cache.find(name)
+        found = self.table_here(ref, part)
         if found is None:
-            found = self._obtain(name, lambda: Manifest.decode(part, find(), refs=self._refs))
+            decode = partial(Manifest.decode, part, refs=self._refs)
+            found = self._obtain(_table_name(ref, part), lambda: decode(find()))
         return found
 
-    def has_table(self, ref: BlobRef, part: Part) -> bool:
-        """Whether a chunk table in the object is in memory."""
-        return _table_name(ref, part) in self.cache
+    def table_here(self, ref: BlobRef, part: Part) -> ChunkTable | None:
+        """A chunk table in the object, if it is in memory."""
+        return self.cache.find(_table_name(ref, part))
 
     def has(self, ref: BlobRef | ManifestRef, kind: Any) -> bool:
         """Whether loading that, an object or a table of a manifest, needs no request now."""
         if isinstance(ref, ManifestRef):
-            return self.has_table(ref.blob, kind) or self.has(*self._holder(ref, kind))
+            here = self.table_here(ref.blob, kind) is not None
+            return here or self.has(*self._holder(ref, kind))
         return ref.copy is not None or _name(ref, kind) in self.cache
 
     def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:

@@ -34,7 +34,7 @@ from zarr_manifests.engine.metadata import SessionKeys
 from zarr_manifests.engine.read_ahead import RefsAhead
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.totals import amount_of, grid_of, totals_of
-from zarr_manifests.engine.view import Context, ReadContext, SnapshotView, check_axes
+from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, ManifestsError
 from zarr_manifests.format.chunk_table import (
     ChunkRef,
@@ -61,6 +61,7 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.metrics import metered, place_of
 from zarr_manifests.planning.components import Reads
+from zarr_manifests.planning.leaves import check_axes
 from zarr_manifests.planning.live_deltas import NOTHING, sum_of
 from zarr_manifests.planning.merge import Layer, fold, merge_layers, within
 from zarr_manifests.progress import counted
@@ -301,11 +302,9 @@ class SessionView:
         """The value at the key, or None."""
         if self.keys is None and (known := self._ahead.find(self.view, key)) is not None:
             return known
-        view, chunk = self.view, self._nearby(key)
-        if chunk is not None:
-            return self._read_ref(view, chunk, near=True)
-        found = self._look_up(key)
-        return self._read_ref(view, found, near=False) if isinstance(found, tuple) else found
+        view, near = self.view, self._nearby(key)
+        found = near or self._look_up(key)
+        return self._read_ref(view, found, near=bool(near)) if isinstance(found, tuple) else found
 
     def find_at_hand(self, key: str) -> Entry | Unread | None:
         """The value at the key if it takes no request and little work to find, else an `Unread`."""
@@ -361,11 +360,10 @@ class SessionView:
         """The chunk's ref, recorded as read; `view` is the snapshot the chunk was looked up in."""
         if self.keys is not None:
             self.note_read(*chunk)
-            return self.ref(*chunk)
         ref = self.ref(*chunk)
         # In another view the node may differ. If the chunk is not near, a nested array may own some
         # of the array's chunk keys.
-        if ref is not None and near and view is self.view:
+        if self.keys is None and ref is not None and near and view is self.view:
             self._ahead.note(view, *chunk)
         return ref
 
@@ -459,13 +457,10 @@ class SessionView:
         known = self._nearest
         if not again or (known is not None and known.node is node and known.stamp is stamp):
             return
-        prefix = directory(node.path)
-        match = (
-            None
-            if self.has_arrays_below(node)
-            else meta.chunk_keys.pattern(len(meta.shape)).fullmatch
-        )
-        self._nearest = _Nearest(stamp, node, prefix, match, meta.grid.hi)
+        match = None
+        if not self.has_arrays_below(node):
+            match = meta.chunk_keys.pattern(len(meta.shape)).fullmatch
+        self._nearest = _Nearest(stamp, node, directory(node.path), match, meta.grid.hi)
 
     def keys_below(self, prefix: str) -> Iterator[str]:
         """All keys that start with `prefix`, in no particular order."""

@@ -276,7 +276,7 @@ class _Counter(Struct):
         """For each chunk, whether it existed (0, 1, -1: unknown) and its length (-1: unknown)."""
         there, lengths = np.zeros(len(new), np.int64), np.zeros(len(new), np.int64)
         coords = new.coords()
-        near = self.view.index.locate(node_id, coords) >= 0
+        near = self.view.index.merged_at(node_id, coords) >= 0
         for box in self.boxes.get(node_id, ()):
             if box.overlaps(new.box):
                 near |= lies_in(box, coords)

@@ -56,7 +56,6 @@ from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.metrics import Meter, MeteredStorage, meter_of, metered
 from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
 from zarr_manifests.planning.live_deltas import LiveTable, LiveTables, Stack, Truncation, rows_in
-from zarr_manifests.planning.live_deltas import check_axes as check_axes
 from zarr_manifests.planning.merge import Layer, Overlay, cut_off, fold, owned, pick, select, within
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
@@ -223,12 +222,14 @@ class SnapshotView:
 
     def lookup(self, node_id: bytes, coords: Coords) -> ChunkRef | None:
         """Where the chunk is; None if it is absent."""
-        leaves = self._leaf_at(node_id, coords)
-        live, base = self._live_of(node_id).reach(coords, leaves[0].merged if leaves else 0)
-        tables = [*live, *(leaves if base else ())]
-        loaded = self._fetched_for(node_id, self._due(tables))
+        tables, loaded = self._reach(node_id, coords), None
         for table in tables:
-            ref = self._table(table, loaded).get(coords)
+            rows = self._here(table)
+            if rows is None:
+                if loaded is None:
+                    loaded = self._fetched_for(node_id, self._due(tables))
+                rows = self._table(table, loaded)
+            ref = rows.get(coords)
             if isinstance(ref, Unset):
                 if isinstance(table, PlacedLeaf):
                     raise CorruptObjectError(f"{table.key} is a leaf and has an unset row")
@@ -281,27 +282,25 @@ class SnapshotView:
         """Whether `lookup` of the chunk finds everything in memory and decoded."""
         if self._index is None or node_id not in self._live:
             return False
-        due = self._leaf_at(node_id, coords)
-        tables, base = self._live[node_id].reach(coords, due[0].merged if due else 0)
-        places = [(table.blob, table.part) for table in tables]
-        places += [(leaf.manifest.blob, leaf.part) for leaf in due if base]
-        return all(self._objects.has_table(blob, part) for blob, part in places)
+        return all(self._here(table) is not None for table in self._reach(node_id, coords))
 
-    def _leaf_at(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
-        self._check_leaves(node_id, len(coords))
-        found = self.index.placed_in(node_id, Box(coords, tuple(c + 1 for c in coords)))
+    def _here(self, table: LiveTable | PlacedLeaf) -> ChunkTable | None:
+        """The table, if it is in memory, and compared with what the snapshot says of it."""
+        if table.manifest is not None:
+            return self._objects.table_here(table.manifest.blob, table.part)
+        known = table.position in self.opening or table.position in self._checked
+        return self._objects.table_here(table.blob, table.part) if known else None
+
+    def _reach(self, node_id: bytes, coords: Coords) -> list[LiveTable | PlacedLeaf]:
+        """What has to be searched for a chunk, in this order."""
+        found = self.index.holding(node_id, coords)
         if len(found) > 1:
             one, two = (leaf.manifest.blob.key for leaf in found[:2])
             raise CorruptObjectError(
                 f"{one} and {two} both say where chunk {coords} is: leaves of a base must not "
                 "overlap"
             )
-        return found
-
-    def _check_leaves(self, node_id: bytes, ndim: int) -> None:
-        around = self.index.around(node_id)
-        if around is not None:
-            check_axes(around, ndim)
+        return self._live_of(node_id).reach(coords, found)
 
     def overlay(self, node_id: bytes, after: int = 0, region: Box | None = None) -> Overlay:
         """The node's overlay of live deltas newer than `after`.
@@ -331,7 +330,6 @@ class SnapshotView:
 
         Leaves without any of them are not read.
         """
-        self._check_leaves(node_id, coords.shape[1])
         box = Box.around_coords(coords)
         near = [(leaf, leaf.part.box.holds(coords)) for leaf in self.index.placed_in(node_id, box)]
         due = [leaf for leaf, here in near if here.any()]
@@ -360,7 +358,6 @@ class SnapshotView:
         """
         live, asked, tables = self._live_of(node_id), list[Asked](), dict[LiveTable, None]()
         for box in boxes:
-            self._check_leaves(node_id, box.ndim)
             placed = self.index.placed_in(node_id, box)
             due = [leaf for leaf in placed if leaf.part.box not in unread]
             covered = sum(leaf.part.box.shared_size(box) for leaf in placed) >= box.size

@@ -36,7 +36,7 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Spl
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import LEAF_ROWS
 from zarr_manifests.format.manifest import ManifestRef, Node, Part, grouped
-from zarr_manifests.grid import Box, Coords, IndexArray, corners
+from zarr_manifests.grid import Box, Coords, IndexArray, corners, holding
 from zarr_manifests.keys import absolute
 
 
@@ -108,6 +108,18 @@ class PlacedLeaf(NamedTuple):
         return self.manifest.bytes_of(self.part)
 
 
+def check_axes(box: Box, ndim: int) -> None:
+    """Refuse a chunk table with other axes than its node: its chunks would read as absent.
+
+    Raises
+    ------
+    CorruptObjectError
+        If the numbers differ.
+    """
+    if box.ndim != ndim:
+        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
+
+
 class _NodeLeaves:
     """The leaves of one node, found by coordinate.
 
@@ -136,12 +148,22 @@ class _NodeLeaves:
 
     def overlapping(self, lo: IndexArray, hi: IndexArray) -> list[PlacedLeaf]:
         """The leaves that overlap [lo, hi)."""
+        check_axes(self.around, len(lo))
         if not len(lo):
             return self.leaves
         first = int(np.searchsorted(self.ends, lo[self.axis], side="right"))
         stop = int(np.searchsorted(self.starts, hi[self.axis], side="left"))
         meets = (np.maximum(self.lo[first:stop], lo) < np.minimum(self.hi[first:stop], hi)).all(1)
         return [self.leaves[first + i] for i in np.flatnonzero(meets).tolist()]
+
+    def holding(self, coords: Coords) -> list[PlacedLeaf]:
+        """The leaves that hold a coordinate."""
+        check_axes(self.around, len(coords))
+        at = coords[self.axis] if coords else 0
+        near = slice(self.ends.searchsorted(at, "right"), self.starts.searchsorted(at, "right"))
+        leaves = self.leaves[near]
+        boxes = [leaf.part.box for leaf in leaves]
+        return [leaves[row] for row in holding(boxes, self.lo[near], self.hi[near], coords)]
 
     def locate(self, coords: IndexArray) -> IndexArray:
         """Position of the leaf that holds each coordinate; -1 where none does."""
@@ -208,31 +230,30 @@ class BaseIndex:
 
     def placed_in(self, node_id: bytes, box: Box) -> list[PlacedLeaf]:
         """The leaves of the node that overlap the box."""
-        lo, hi = np.asarray(box.lo, np.int64), np.asarray(box.hi, np.int64)
-        return self.overlapping(node_id, lo, hi)
+        return self.overlapping(node_id, *np.array([box.lo, box.hi], np.int64))
 
     def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[PlacedLeaf]:
         """The leaves of the node that overlap [lo, hi), which may be larger than a box."""
         leaves = self._of(node_id)
         return [] if leaves is None else leaves.overlapping(lo, hi)
 
+    def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
+        """The leaves of the node that hold a chunk: one at most, unless leaves overlap."""
+        leaves = self._of(node_id)
+        return [] if leaves is None else leaves.holding(coords)
+
     def merged_at(self, node_id: bytes, coords: IndexArray) -> IndexArray:
-        """What the leaf of each coordinate (int64[n, ndim]) is merged to; 0 where there is none."""
+        """What the leaf of each coordinate (int64[n, ndim]) is merged to; -1 where none is."""
         leaves = self._of(node_id)
         if leaves is None:
-            return np.zeros(len(coords), np.int64)
+            return np.full(len(coords), -1, np.int64)
         at = leaves.locate(coords)
-        return np.where(at < 0, 0, leaves.merged[at])
+        return np.where(at < 0, -1, leaves.merged[at])
 
     def around(self, node_id: bytes) -> Box | None:
         """The smallest box around the node's leaves; None if it has none."""
         leaves = self._of(node_id)
         return None if leaves is None else leaves.around
-
-    def locate(self, node_id: bytes, coords: IndexArray) -> IndexArray:
-        """A number for each coordinate (int64[n, ndim]): negative where no leaf holds it."""
-        leaves = self._of(node_id)
-        return np.full(len(coords), -1, np.int64) if leaves is None else leaves.locate(coords)
 
     def _of(self, node_id: bytes) -> _NodeLeaves | None:
         found = self._leaves.get(node_id)

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable
 from zarr_manifests.format.manifest import (
     Count,
@@ -37,7 +36,8 @@ from zarr_manifests.format.manifest import (
 )
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry
-from zarr_manifests.grid import Box, Coords, IndexArray, corners
+from zarr_manifests.grid import Box, Coords, IndexArray, corners, holding
+from zarr_manifests.planning.leaves import PlacedLeaf, check_axes
 from zarr_manifests.planning.merge import (
     Layer,
     Overlay,
@@ -47,21 +47,6 @@ from zarr_manifests.planning.merge import (
     select,
 )
 from zarr_manifests.texts import count_text
-
-
-def check_axes(box: Box, ndim: int) -> None:
-    """Refuse a chunk table with other axes than its node: its chunks would read as absent.
-
-    Raises
-    ------
-    CorruptObjectError
-        If the numbers differ.
-    """
-    if box.ndim != ndim:
-        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
-
-
-_FEW: Final = 8
 
 
 class LiveTable(Struct, frozen=True, eq=False):
@@ -117,36 +102,29 @@ class LiveTables:
         self._cuts = dict(sorted(cuts.items()))
         self._boxes = boxes = [table.part.box for table in self.tables]
         self._axes = {box.ndim: box for box in boxes}
-        if len(self._axes) == 1:
-            self._lo, self._hi = corners(boxes, boxes[0].ndim)
+        if len(self._axes) < 2:
+            self._lo, self._hi = corners(boxes, boxes[0].ndim if boxes else 0)
 
     @property
     def cuts(self) -> list[Truncation]:
         """All truncations, oldest first."""
         return [*self._cuts.values()]
 
-    def reach(self, coords: Coords, after: int = 0) -> tuple[list[LiveTable], bool]:
-        """What has to be searched for a chunk, counting only deltas newer than `after`.
-
-        Returns
-        -------
-        tables : list of LiveTable
-            The tables, newest first.
-        base : bool
-            Whether the base is searched if none of these has a row.
+    def reach(self, coords: Coords, leaves: Sequence[PlacedLeaf]) -> list[LiveTable | PlacedLeaf]:
+        """What has to be searched for a chunk, in this order; `leaves` are those that hold it.
 
         Raises
         ------
         CorruptObjectError
             If a table or a truncation has other axes than the chunk.
         """
-        dropped = -1
+        dropped, after = -1, leaves[0].merged if leaves else 0
         for position, cut in self._cuts.items():
             if cut.last > after and not inside(np.array([coords], np.int64), cut.shape)[0]:
                 dropped = position
         self._check_axes(len(coords))
-        found: list[LiveTable] = []
-        for row in reversed(self._holding_one(coords)):
+        found: list[LiveTable | PlacedLeaf] = []
+        for row in reversed(holding(self._boxes, self._lo, self._hi, coords)):
             table = self.tables[row]
             if table.last <= after:
                 continue
@@ -154,16 +132,8 @@ class LiveTables:
                 break
             found.append(table)
             if table.is_full:
-                return found, False
-        return found, dropped < 0
-
-    def _holding_one(self, coords: Coords) -> Sequence[int]:
-        """The numbers of the tables whose boxes hold the chunk, from the oldest to the newest."""
-        if len(self._boxes) <= _FEW:  # which numpy takes longer for
-            return [row for row, box in enumerate(self._boxes) if coords in box]
-        holds = ((self._lo <= coords) & (coords < self._hi)).all(axis=1)
-        found: list[int] = np.flatnonzero(holds).tolist()
-        return found
+                return found
+        return found if dropped >= 0 else [*found, *leaves]
 
     def holding(self, coords: IndexArray, after: int) -> list[LiveTable]:
         """The tables newer than `after` that may have any of these chunks, oldest first.

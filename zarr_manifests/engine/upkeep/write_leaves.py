@@ -388,7 +388,7 @@ def _outside(
         (table,) = view.chunks_in_each(node_id, [region], {leaf.part.box for leaf in leaves})
         for part in () if table is None else split(table, _PIECE_ROWS):
             coords = part.coords()
-            outside = base.locate(node_id, coords) < 0
+            outside = base.merged_at(node_id, coords) < 0
             if outside.any():
                 yield unset_at(coords if outside.all() else coords[outside])
 
