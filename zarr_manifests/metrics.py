@@ -12,7 +12,8 @@ Any thread may add to a `Meter`; `Metrics` is its state at one moment. Invariant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from msgspec import Struct
@@ -113,6 +114,7 @@ class Metrics(Struct, frozen=True):
         return Metrics(**{name: n - before[name] for name, n in self.to_dict().items()})
 
 
+_READS: Final = "read_requests"
 _NAMES: Final = Metrics.__struct_fields__
 
 
@@ -137,13 +139,14 @@ class Meter:
             self._counts[name] += n
             _TOTALS[name] += n
 
-    def request(self, kind: str, nbytes: int = 0) -> None:
+    def request(self, kind: str, nbytes: int = 0, failed: int = 0) -> None:
         """Count a storage call by the name of its count, and the bytes that it reads or writes."""
-        moved = "bytes_read" if kind == "read_requests" else "bytes_written"
+        moved = "bytes_read" if kind == _READS else "bytes_written"
         with _LOCK:
             for counts in (self._counts, _TOTALS):
                 counts[kind] += 1
                 counts[moved] += nbytes
+                counts["failed_requests"] += failed
 
     def read(self) -> Metrics:
         """The counts at this moment."""
@@ -165,22 +168,6 @@ def process_totals() -> Metrics:
 # --- a storage that counts ------------------------------------------------------------------------
 
 
-class _Counted:
-    """A block that is one request; counts it and its bytes, and whether it raises an error."""
-
-    __slots__ = ("kind", "meter", "nbytes")
-
-    def __init__(self, meter: Meter, kind: str, nbytes: int = 0) -> None:
-        self.meter, self.kind, self.nbytes = meter, kind, nbytes
-
-    def __enter__(self) -> None:
-        self.meter.request(self.kind, self.nbytes)
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            self.meter.add("failed_requests")
-
-
 class MeteredStorage:
     """Passes every call to `storage` and counts it in `meter`.
 
@@ -189,14 +176,14 @@ class MeteredStorage:
 
     def __init__(self, storage: Storage, meter: Meter) -> None:
         self.storage, self.meter = storage, meter
-        self.get = self._read(storage.get, len)
-        self.get_tagged = self._read(storage.get_tagged, lambda tagged: len(tagged.data))
-        self.head = self._read(storage.head, lambda _: 0)
+        self.get = self._counted(storage.get, len)
+        self.get_tagged = self._counted(storage.get_tagged, lambda tagged: len(tagged.data))
+        self.head = self._counted(storage.head)
         if isinstance(storage, ReadsInto):
-            self.read_into = self._read(storage.read_into, lambda count: count or 0)
-        self.list = self._counted("list_requests", storage.list)
-        self.stray = self._counted("list_requests", storage.stray)
-        self.delete_many = self._counted("delete_requests", storage.delete_many)
+            self.read_into = self._counted(storage.read_into, lambda count: count or 0)
+        self.list = self._counted(storage.list, kind="list_requests")
+        self.stray = self._counted(storage.stray, kind="list_requests")
+        self.delete_many = self._counted(storage.delete_many, kind="delete_requests")
         self.sync = storage.sync
 
     def __repr__(self) -> str:
@@ -214,11 +201,11 @@ class MeteredStorage:
         return self.storage.capabilities
 
     def put(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        with _Counted(self.meter, "write_requests", len(data)):
+        with self._writing(len(data)):
             self.storage.put(key, data, durable=durable)
 
     def create(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> bool:
-        with _Counted(self.meter, "write_requests", len(data)):
+        with self._writing(len(data)):
             return self.storage.create(key, data, durable=durable)
 
     def cas(
@@ -229,41 +216,49 @@ class MeteredStorage:
         *,
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
-        with _Counted(self.meter, "write_requests", len(data)):
+        with self._writing(len(data)):
             new = self.storage.cas(key, data, token, then_create=then_create)
         if new is not None and then_create is not None:
             self.meter.request("write_requests", len(then_create[1]))
         return new
 
     async def get_async(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        with _Counted(self.meter, "read_requests"):
+        try:
             data = await self.storage.get_async(key, start, length)
-        self.meter.add("bytes_read", len(data))
+        except BaseException:
+            self.meter.request(_READS, failed=1)
+            raise
+        self.meter.request(_READS, len(data))
         return data
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
-        with _Counted(self.meter, "write_requests", len(data)):
+        with self._writing(len(data)):
             return await self.storage.create_async(key, data, durable=durable)
 
-    def _counted[**P, R](self, kind: str, call: Callable[P, R]) -> Callable[P, R]:
-        request = _Counted(self.meter, kind)
+    @contextmanager
+    def _writing(self, nbytes: int) -> Iterator[None]:
+        self.meter.request("write_requests", nbytes)
+        try:
+            yield
+        except BaseException:
+            self.meter.add("failed_requests")
+            raise
+
+    def _counted[**P, R](
+        self, run: Callable[P, R], size: Callable[[R], int] = lambda _: 0, kind: str = _READS
+    ) -> Callable[P, R]:
+        meter = self.meter
 
         def counted(*args: P.args, **named: P.kwargs) -> R:
-            with request:
-                return call(*args, **named)
-
-        return counted
-
-    def _read[**P, R](self, call: Callable[P, R], size: Callable[[R], int]) -> Callable[P, R]:
-        meter, request = self.meter, _Counted(self.meter, "read_requests")
-
-        def read(*args: P.args, **named: P.kwargs) -> R:
-            with request:
-                found = call(*args, **named)
-            meter.add("bytes_read", size(found))
+            try:
+                found = run(*args, **named)
+            except BaseException:
+                meter.request(kind, failed=1)
+                raise
+            meter.request(kind, size(found))
             return found
 
-        return read
+        return counted
 
 
 def metered(storage: Storage, meter: Meter | None = None) -> MeteredStorage:
