@@ -257,7 +257,7 @@ class SessionCommits:
             if tip.head.key != workspace.contents.view.ref.key:
                 workspace.flush()
                 view, changes = workspace.contents.view, workspace.contents.changes
-                workspace.rebase(*put_on_tip(workspace, view, changes, tip, rebasing))
+                workspace.contents.rebase(*put_on_tip(workspace, view, changes, tip, rebasing))
         return workspace.contents.view.snapshot_id
 
     @contextmanager
@@ -371,7 +371,7 @@ def _planned(context: Context, into: str, source: str) -> tuple[SessionCommits, 
         root = context.roots.read().root
         planned = plan_merge(context, root, into, source)
         commits = SessionCommits(SessionWriter(context, planned.base, into, root.version))
-        commits.writer.workspace.rebase(planned.base, planned.changes)
+        commits.writer.workspace.contents.rebase(planned.base, planned.changes)
         commits.writer.workspace.tip_checks.append(planned.check_tip)
         return commits, planned
 
@@ -396,7 +396,7 @@ def _rewrite_appends(
         If values before an append were changed too: only appended ones are rewritten.
     """
     there = Workspace(workspace.context, tip, workspace.keys)
-    there.rebase(tip, changes)
+    there.contents.rebase(tip, changes)
     store = ManifestStore(there, read_only=False)
     for move in moves:
         values = _appended(workspace, move)

@@ -186,14 +186,17 @@ class ManifestStore(Store):
             raise ReadOnlyError(_READ_ONLY)
         return ManifestStore(self._opened(), read_only=read_only)
 
-    def _check_writable(self) -> None:
+    def _to_write(self) -> Workspace:
+        """The workspace, if it takes writes."""
         if self.read_only:
             # Zarr's own wording first: callers match on it.
             raise ReadOnlyError(
                 "store was opened in read-only mode and does not support writing; write through "
                 "a session of repo.writable_session(branch)"
             )
-        self._writes.check_open()
+        workspace = self._writes
+        workspace.check_open()
+        return workspace
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -206,17 +209,14 @@ class ManifestStore(Store):
     ) -> Buffer | None:
         """The value at the key, or the part of it; None if there is none."""
         contents = self._reads
-        data = contents.guarded(partial(self._read, contents, key, byte_range))
-        return None if data is None else _buffer(data, prototype)
 
-    def _read(
-        self, contents: SessionView, key: str, byte_range: ByteRequest | None
-    ) -> bytes | None:
-        entry = contents.find(key)
-        if entry is None:
-            return None
-        start, length = _span(entry, byte_range)
-        return contents.reader.read(entry, start, length)
+        def read() -> Buffer | None:
+            entry = contents.find(key)
+            if entry is None:
+                return None
+            return _buffer(contents.reader.read(entry, *_span(entry, byte_range)), prototype)
+
+        return contents.guarded(read)
 
     async def get(
         self,
@@ -242,8 +242,7 @@ class ManifestStore(Store):
                 return None
             if byte_range is None and not (contents.inline and isinstance(entry, NativeRef)):
                 contents.fetch_ahead(key)
-            start, length = _span(entry, byte_range)
-            data = await contents.reader.read_async(entry, start, length)
+            data = await contents.reader.read_async(entry, *_span(entry, byte_range))
         except ManifestsError as error:
             if not await asyncio.to_thread(contents.moved_on, view, error):
                 raise
@@ -274,45 +273,37 @@ class ManifestStore(Store):
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
-        self._check_writable()
+        workspace = self._to_write()
         try:
-            self._writes.set(key, self._value(value))
+            workspace.set(key, _value(value, workspace.most_packed))
         except KeyboardInterrupt:
-            self._writes.closed = INTERRUPTED
+            workspace.closed = INTERRUPTED
             raise
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write the value at the key."""
-        self._check_writable()
-        if self._supports_sync_io:
-            self._writes.set(key, self._value(value))
+        workspace = self._to_write()
+        if workspace.contents.inline:
+            workspace.set(key, _value(value, workspace.most_packed))
         else:
-            await self._writes.set_async(key, _bytes(value))
-
-    def _value(self, value: Buffer) -> bytes | memoryview:
-        """The buffer's bytes, without a copy if they are written before the call returns."""
-        if type(value) is CPUBuffer and len(value) > self._writes.most_packed:
-            return memoryview(value.as_numpy_array()).cast("B")
-        return _bytes(value)
+            await workspace.set_async(key, bytes(_value(value, workspace.most_packed)))
 
     def delete_sync(self, key: str) -> None:
         """Remove the value at the key, if there is one."""
-        self._check_writable()
+        workspace = self._to_write()
         try:
-            self._reads.guarded(lambda: self._writes.delete(key))
+            workspace.contents.guarded(lambda: workspace.delete(key))
         except KeyboardInterrupt:
-            self._writes.closed = INTERRUPTED
+            workspace.closed = INTERRUPTED
             raise
 
     async def delete(self, key: str) -> None:
         """Remove the value at the key, if there is one."""
-        self._check_writable()
-        await self._run(self._writes.delete, key)
+        await self._run(self._to_write().delete, key)
 
     async def delete_dir(self, prefix: str) -> None:
         """Remove all values below the directory."""
-        self._check_writable()
-        await self._run(self._writes.delete_below, directory(prefix.strip("/")))
+        await self._run(self._to_write().delete_below, directory(prefix.strip("/")))
 
     # --- references to bytes elsewhere -------------------------------------------------------
 
@@ -393,8 +384,7 @@ class ManifestStore(Store):
         >>> a[:]
         array([0, 1, 2, 3, 4, 5, 6, 7], dtype=uint8)
         """
-        self._check_writable()
-        workspace = self._writes
+        workspace = self._to_write()
         node = workspace.contents.array_at(array_path)
         grid = node.array_meta.grid
         known: Any = etags, modified, sizes, checksums, unchanged_since
@@ -484,8 +474,12 @@ def _buffer(data: bytes | memoryview, prototype: BufferPrototype | None) -> Buff
     return kind.from_bytes(data)
 
 
-def _bytes(value: Buffer) -> bytes:
-    if type(value) is not CPUBuffer and not isinstance(value, Buffer):  # an ABC is slow to ask
+def _value(value: Buffer, most: int) -> bytes | memoryview:
+    """The buffer's bytes, without a copy of more than `most`: the store writes these at once."""
+    if type(value) is CPUBuffer:  # an ABC is slow to ask
+        if len(value) > most:
+            return memoryview(value.as_numpy_array()).cast("B")
+    elif not isinstance(value, Buffer):
         raise TypeError(
             f"ManifestStore.set(): `value` must be a Buffer instance. Got an instance of "
             f"{type(value)} instead."

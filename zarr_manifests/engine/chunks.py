@@ -292,16 +292,14 @@ class ChunkReader:
         VirtualSourceChangedError
             If that file has changed since it was referenced.
         """
-        if not isinstance(ref, NativeRef):
-            if isinstance(ref, VirtualRef):
-                if (kept := self.cached(ref)) is not None:
-                    return kept[start : start + length]
-                data = self.virtual.read(ref, start, length)
-                self.keep(ref, data)
-                return data
+        if isinstance(ref, InlineRef):
             return ref.data[start : start + length]
-        if self._cache is not None and (kept := self._cache.find(ref)) is not None:
+        if (kept := self.cached(ref)) is not None:
             return kept[start : start + length]
+        if isinstance(ref, VirtualRef):
+            data = self.virtual.read(ref, start, length)
+            self.keep(ref, data)
+            return data
         try:
             data = self._storage.get(ref.key, ref.offset + start, length)
         except ObjectNotFoundError as error:

@@ -308,7 +308,7 @@ def _merge(workspace: Workspace, changed: Sequence[tuple[ChangeSet, ChangeSet, s
         contents.rebase(contents.view, trial.mine)
         conflicts = workspace.edits.adopt_merged()
         if conflicts:
-            workspace.rebase(contents.view, before)
+            contents.rebase(contents.view, before)
             raise ConflictError(_DIFFER, conflicts)
         workspace.merged = trial.merged
 

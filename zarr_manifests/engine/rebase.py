@@ -382,8 +382,8 @@ def put_on_tip(
     ConflictError
         If they cannot be put on top of what came first.
     """
-    if workspace.tip_checks:
-        workspace.check_tip(workspace.context.open_branch(tip))
+    for check in workspace.tip_checks:
+        check(workspace.context.open_branch(tip))
     moved = None
     if rebasing.relocating is not None and rebasing.allowed:
         moved = _relocated(workspace, view, changes, tip, rebasing.relocating, rebasing)

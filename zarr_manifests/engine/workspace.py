@@ -133,15 +133,6 @@ class Workspace:
         self.tip_checks: list[TipCheck] = []
         self.landing = False  # last: the changes are others now
 
-    def check_tip(self, tip: SnapshotView) -> None:
-        """Raise `ConflictError` if the changes must not be put on top of this tip."""
-        for check in self.tip_checks:
-            check(tip)
-
-    def rebase(self, view: SnapshotView, changes: ChangeSet) -> None:
-        """Replace the snapshot and the changes; new objects keep using the session's keys."""
-        self.contents.rebase(view, changes)
-
     @property
     def copied(self) -> bool:
         """Whether other processes may have copies that were not made with `fork`."""
@@ -322,9 +313,8 @@ class Workspace:
         detects it.
         """
         check_key(key)
-        process = os.getpid()
-        if self._unasked and self.token is None and self._noticeable_in != process:
-            self._noticeable_in = process
+        if self._unasked and self.token is None and self._noticeable_in != os.getpid():
+            self._noticeable_in = os.getpid()
             self.storage.create(self.keys.next("chunks"), b"")
         forked = self.frozen is None and self._forks_before != forks_made()
         if forked and self.token is not None and not self._unasked:
