@@ -108,7 +108,8 @@ class Fit(Struct, frozen=True, dict=True):
         numbers, like = dtype.kind in "biufc", variable
         if numbers:  # they are encoded where they are checked
             like = xr.Variable(variable.dims, np.zeros((0,) * ndim, dtype), *how)
-        encoded = encode(like, name=self.name)
+        with told(self.name):
+            encoded = encode(like, name=self.name)
         check = _Comparison.of(self, dtype, encoded)
         lazy: Any = None if variable.chunks is None else variable.data
         if encoded.chunks is None and not numbers:  # xarray has computed lazy objects
@@ -286,7 +287,7 @@ class _Comparison(Struct, frozen=True):
         """All values, numbers in parts in the order of memory, without copies."""
         if not given.size:
             return  # of no values, xarray cannot decode the times of every calendar
-        if not self.in_parts:
+        if not self.in_parts or given.dtype.kind not in "biufc":  # dask declares what it likes
             yield given, codes
             return
         flags: Any = ["external_loop", "buffered"]
@@ -332,7 +333,7 @@ class _Comparison(Struct, frozen=True):
             off: _Values = (read != near) & ((read == read) | (near == near)) | np.isinf(read)
         else:
             distance = np.subtract(read, given, dtype=np.result_type(given, read, np.float32))
-            off = ~(np.abs(distance, out=distance) <= self._allowed(given, read.dtype))
+            off = ~(np.abs(distance) <= self._allowed(given, read.dtype))
         if given.dtype.kind == "c" and read.dtype.kind != "c":
             off |= given.imag != 0
         if self.packing is None and not self.asked:

@@ -88,6 +88,28 @@ def test_first_values_that_do_not_fit(values: Any, encoding: dict[str, Any], laz
     refused(zm.create(MemoryStorage()), ds.chunk(x=1) if lazy else ds, "read back", **how)
 
 
+def test_a_number_without_dimensions_does_not_fit() -> None:
+    ds = xr.Dataset({"t": ((), 310.0, {}, KELVIN)})
+    with pytest.raises(InvalidArgumentError, match="310 would be read back as"):
+        zm.write(ds, MemoryStorage(), message="scalar")
+
+
+def test_blocks_that_are_no_numbers_as_dask_says_are_stored_as_these() -> None:
+    said = da.from_array(np.arange(8.0), chunks=4)
+    objects = said.map_blocks(lambda block: block.astype(object), dtype="f8", meta=np.empty(0))
+    storage = MemoryStorage()
+    zm.write(
+        xr.Dataset({"t": ("x", objects)}), storage, message="m", encoding={"t": {"dtype": "f4"}}
+    )
+    assert xr.open_zarr(zm.open(storage).readonly_session().store).t.values.tolist() == [*range(8)]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_xarray_cannot_encode_is_said_of_the_variable(lazy: bool) -> None:
+    ds = xr.Dataset({"t": ("x", [1, 2, 3], {}, {"dtype": "i2", "scale_factor": 2})})
+    refused(zm.create(MemoryStorage()), ds.chunk() if lazy else ds, "'t' could not be read back")
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_missing_text_is_none_of_the_texts_that_are_there(lazy: bool) -> None:
     repository = written(np.array(["a", "b"], object))
