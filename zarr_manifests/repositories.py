@@ -147,8 +147,9 @@ def recover(
 ) -> RecoveryReport:
     """Replace a lost or damaged root by the newest archived one whose objects are all there.
 
-    No writer that began before can commit afterwards. Chunk objects are only looked for;
-    `verify` reads them.
+    No writer that began before can commit afterwards. Metadata objects are compared with their
+    checksums, and chunk objects only looked for; `verify` reads these, too, and compares what
+    objects say of each other.
 
     With a version, the root may be sound: all branches and tags are set back to what they were
     then. Nothing else changes: configuration and leases stay, what was collected stays deleted, and
