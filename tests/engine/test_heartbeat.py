@@ -12,6 +12,7 @@ import zarr
 import zarr_manifests as zm
 from in_order import in_order
 from inside import root_of
+from storages import Call, WrappedStorage
 from zarr_manifests import Repository
 from zarr_manifests.errors import LeaseError
 from zarr_manifests.ids import snapshot_key
@@ -142,3 +143,55 @@ def test_a_history_that_is_damaged_keeps_no_other_lease_from_being_renewed(
         with pytest.raises(LeaseError):
             one.check()
         storage.put(key, sound)
+
+
+class BesideASwap(WrappedStorage):
+    """Calls `action` right before or after a swap: the next one, or the one after that."""
+
+    due: tuple[int, bool] | None = None
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        super().__init__(storage)
+        self.action: Callable[[], object] = int
+
+    def _around[R](self, call: Call[R]) -> R:
+        if call.op != "cas" or self.due is None:
+            return super()._around(call)
+        (more, after), self.due = self.due, None
+        if more:
+            self.due = more - 1, after
+            return super()._around(call)
+        if not after:
+            self.action()
+        found = super()._around(call)
+        if after:
+            self.action()
+        return found
+
+
+def test_a_lease_that_is_renewed_while_it_is_moved_is_not_taken_for_lost(
+    storage: MemoryStorage,
+) -> None:
+    world, beside = World(), BesideASwap(storage)
+    repository = zm.open(beside, runtime=world.runtime())
+    session = repository.writable_session(lease=60)
+
+    def work() -> None:
+        array = zarr.open_array(session.store, path="a")
+        array[0] = array[0] + 1
+        session.commit("the lease moves to the next session")
+
+    for after in (False, True):
+        beside.action, beside.due = work, (0, after)
+        world.advance(20)  # a renewal, and the commit comes before or after its swap
+        assert beside.due is None
+        world.advance(20)
+        assert expiries(storage) == [world.wall_ms + 60_000]
+    # The lease has moved in the root, and the writer is about to note it.
+    beside.action, beside.due = lambda: world.advance(20), (1, True)
+    work()
+    assert beside.due is None
+    world.advance(20)
+    assert expiries(storage) == [world.wall_ms + 60_000]
+    session.close()
+    assert expiries(storage) == []

@@ -166,35 +166,35 @@ def _renew(context: Context, moved: Mapping[HeldLease, Lease] = _NONE) -> None:
 
     def change(root: Root) -> Root:
         found.clear()
-        there = {lease.name for lease in context.roots.leases(root)}
+        # By id: an earlier try, or another thread, may have moved it.
+        there = {lease.lease_id: lease for lease in context.roots.leases(root)}
         changed: dict[str, Lease | None] = {}
-        for held, stored in due.items():
-            lease = moved.get(held, stored)
+        for held in due:
+            now = there.get(held.stored.lease_id)
             try:
-                # An earlier try may have moved it.
-                if there.isdisjoint((stored.name, lease.name)):
+                if now is None:
                     raise _taken_away(held)
-                if lease.name not in there:
+                lease = moved.get(held, now)
+                if lease.session != now.session:
                     _check_start(root, lease.session)
                 locate(context, root, lease.snapshot)
             except (SnapshotExpiredError, FencedError) as error:
                 found[held] = error
             except CorruptObjectError:
-                _LOG.warning("a lease on %s was not renewed", lease.snapshot, exc_info=True)
+                _LOG.warning("a lease on %s was not renewed", held.snapshot_id, exc_info=True)
             else:
                 found[held] = renewed = _renewed(held, lease)
-                changed |= {stored.name: None, lease.name: renewed[0]}
+                changed |= {now.name: None, lease.name: renewed[0]}
         return with_entries(root, entries(root) | changed) if changed else root
 
-    due = {held: held.stored for held in moved or context.heart.held()}
+    due = [*moved] or context.heart.held()
     if due:
         context.roots.update_leases(change, "renewing leases", _ATTEMPTS)
-    # Others were moved meanwhile, and their moves tell.
-    for held in [held for held in found if moved or held.stored is due[held]]:
-        if isinstance(result := found[held], ManifestsError):
+    for held, result in found.items():
+        if isinstance(result, ManifestsError):
             held.error = result
-        else:  # a renewal beside a move may have taken it for lost
-            (held.stored, held.until_s), held.error = result, None
+        else:
+            held.stored, held.until_s = result
 
 
 def move(context: Context, held: HeldLease, session: str, snapshot_id: str) -> None:
@@ -208,11 +208,10 @@ def give_up(context: Context, held: HeldLease) -> None:
     if held.is_inherited:
         return
     context.heart.drop(held)
-    name = held.stored.name
 
     def change(root: Root) -> Root:
-        there = any(lease.name == name for lease in context.roots.leases(root))
-        return without(root, name) if there else root
+        gone = [e.name for e in context.roots.leases(root) if e.lease_id == held.stored.lease_id]
+        return without(root, *gone) if gone else root
 
     context.roots.update_leases(change, "giving up a lease", _ATTEMPTS)
 

@@ -74,9 +74,8 @@ FAULTS = [
     Fault(
         "lease-that-was-taken-away-renewed",
         "engine/leases.py",
-        "if there.isdisjoint((stored.name, lease.name)):\n"
-        "                    raise _taken_away(held)\n                if lease.name",
-        "if held in moved and lease.name",
+        "there.get(held.stored.lease_id)",
+        "there.get(held.stored.lease_id, held.stored)",
     ),
     Fault(
         "damage-stops-the-renewal-of-other-leases",
