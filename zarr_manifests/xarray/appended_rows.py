@@ -362,8 +362,8 @@ def place(
     files : iterable of FileFacts
         The files; either all have labels or none has.
     before : mapping of str to (int, int)
-        First row and number of rows of files that have changed, by URL. They keep their place, that
-        of their labels if they have any.
+        First row and number of rows of files that have changed, by URL. They keep their place, which
+        must be that of their labels if they have any.
     length : int
         The number of rows that are there.
     labels : ndarray, optional
@@ -376,12 +376,11 @@ def place(
         if file.url not in before:
             new.append(file)
             continue
-        start: int | None
-        start, rows = before[file.url]
+        start: int | None = before[file.url][0]
         wanted = file.labels(dim)
         if labels is not None and wanted is not None:
             start = rows_of_labels(labels, wanted)
-        if start is None or rows != file.rows:
+        if start is None or (start, file.rows) != before[file.url]:
             why = f"it has changed, and has other rows along {dim!r} than before"
             refused.append((file, why))
         else:

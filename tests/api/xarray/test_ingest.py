@@ -224,13 +224,14 @@ def test_a_changed_file_is_an_error_unless_it_is_to_be_replaced(files, tmp_path)
     assert ingest(SPARK, files, place, on_changed="replace", **how).snapshot_id is None
 
 
-def test_a_changed_file_without_some_of_its_labels_leaves_no_old_values(files, tmp_path):
+def test_a_changed_file_with_other_labels_overwrites_and_leaves_no_other_values(files, tmp_path):
     place = tmp_path / "r"
     ingest(SPARK, files, place, append_dim="time")
-    save(-day(1).isel(time=[0]), files[1])
-    with pytest.raises(InvalidArgumentError, match="other rows along 'time' than before"):
-        ingest(SPARK, files, place, append_dim="time", on_changed="replace")
-    xr.testing.assert_identical(opened(place), days(*range(5)))
+    for other in (-day(1).isel(time=[0]), -day(2)):
+        save(other, files[1])
+        with pytest.raises(InvalidArgumentError, match="other rows along 'time' than before"):
+            ingest(SPARK, files, place, append_dim="time", on_changed="replace")
+        xr.testing.assert_identical(opened(place), days(*range(5)))
 
 
 # --- two at once -----------------------------------------------------------------------------
