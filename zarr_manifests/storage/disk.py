@@ -20,7 +20,7 @@ locks. Lock files are never removed, since a lock on a file without a name exclu
 Errors of the system become errors of this package, which say what to do.
 """
 # Paths are plain strings here, since pathlib costs as much as the system calls:
-# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH110, PTH112, PTH116, PTH118, PTH120, PTH123
+# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH110, PTH112, PTH114, PTH116, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -146,12 +146,17 @@ def open_below(root: str, key: str) -> int:
     OSError
         As `open_regular`.
     """
-    path = f"{root.rstrip('/')}/{key}"
+    path = root.rstrip("/")
     if "/" not in key:
-        return open_regular(path)
-    at = _opened_folder(root, key)
+        return open_regular(f"{path}/{key}")
+    at = os.open(root or "/", _FOLDER)
     try:
-        return open_regular(key.rpartition("/")[2], dir_fd=at, named=path)
+        for name in key.split("/")[:-1]:
+            path = f"{path}/{name}"
+            above, at = at, _opened_inside(at, name, path)
+            os.close(above)  # last: after an interrupt it would be closed again
+        name = key.rpartition("/")[2]
+        return open_regular(name, dir_fd=at, named=f"{path}/{name}")
     finally:
         os.close(at)
 
@@ -172,20 +177,6 @@ def open_inside(root: str, path: str) -> int:
     return open_below(root, real[len(inside) :])
 
 
-def _opened_folder(root: str, key: str) -> int:
-    """Open the folder that the object is in, and return its descriptor."""
-    at, path = os.open(root or "/", _FOLDER), root.rstrip("/")
-    try:
-        for name in key.split("/")[:-1]:
-            path = f"{path}/{name}"
-            above, at = at, _opened_inside(at, name, path)
-            os.close(above)  # last: after an interrupt it would be closed again
-    except BaseException:
-        os.close(at)
-        raise
-    return at
-
-
 def _opened_inside(at: int, name: str, path: str) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
@@ -203,9 +194,11 @@ def check_folders(root: str, *keys: str) -> None:
     OSError
         With `ELOOP` if one is.
     """
-    for folder in dict.fromkeys(key.rpartition("/")[0] for key in keys):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.close(_opened_folder(root, f"{folder}/"))
+    for folder in {key.rpartition("/")[0] for key in keys}:
+        while folder:
+            if os.path.islink(path := f"{root}/{folder}"):
+                raise link_refused(path)
+            folder = folder.rpartition("/")[0]
 
 
 def link_refused(path: str) -> OSError:
