@@ -13,9 +13,10 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 
 from zarr_manifests.config.manifest_sets import ChunkManifests as ChunkManifests
 from zarr_manifests.config.manifest_sets import ManifestSet as ManifestSet
@@ -378,6 +379,9 @@ class Config(Struct, frozen=True):
             del plain["commits"]["metadata"]
         return plain
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (msgpack.encode(self.to_dict()),)
+
     def to_yaml(self) -> str:
         """The options as YAML, which `from_yaml` reads.
 
@@ -439,3 +443,9 @@ class Config(Struct, frozen=True):
             return cls.from_dict({} if options is None else options)
         except ConfigError as error:
             raise ConfigError(with_lines(error.problems, lines)) from None
+
+
+@lru_cache(maxsize=32)
+def _unpickled(options: bytes) -> Config:
+    """The configuration; cached, since all forks of a session bring the same."""
+    return Config.from_dict(msgpack.decode(options))
