@@ -1138,8 +1138,9 @@ class Repository:
         ----------
         keep : int or timedelta, optional
             Keep that many of the newest versions of each branch, not counting the compactions that
-            this call makes; or what is not older than this. By default, the configuration says it
-            (`snapshots.keep-last` and `snapshots.max-age`).
+            this call makes; 1 keeps the head alone, even if it is one. Or what is not older than
+            this. By default, the configuration says it (`snapshots.keep-last` and
+            `snapshots.max-age`).
         grace : timedelta
             How long a session without a lease can still commit.
         dry_run : bool
