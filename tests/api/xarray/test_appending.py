@@ -81,6 +81,20 @@ def test_only_what_differs_is_committed() -> None:
     assert {path: chunks.tolist() for path, chunks in found.chunks.items()} == {"/t": [[2, 0]]}
 
 
+@pytest.mark.parametrize(
+    "how", [{"region": {"time": slice(4, 6)}}, {"append_dim": "time", "on_existing": "replace"}]
+)
+def test_a_damaged_chunk_is_mended_by_writing_it_again(how: dict[str, Any]) -> None:
+    storage = MemoryStorage()
+    write(days(*range(10)), zm.create(storage, {"inline-chunk-bytes": 8, "pack-chunk-bytes": 1}))
+    head = zm.open(storage).readonly_session()
+    (key,) = head.chunk_refs("t", cells=[(4, 6), (0, 3)]).locations
+    storage.put(key, bytes(len(storage.get(key))))
+    ds = days(4, 5).drop_vars("x") if "region" in how else days(4, 5)
+    zm.write(ds, storage, message="mend", **how)
+    same(storage, days(*range(10)))
+
+
 # --- two at once -----------------------------------------------------------------------------
 
 type Other = Callable[[Any], object]
