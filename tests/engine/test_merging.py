@@ -66,6 +66,16 @@ def test_chunks_of_an_array_that_the_fork_did_not_know(session: Session) -> None
     assert get(committed(session), "new/c/2") == b"from the fork"
 
 
+def test_a_fork_does_not_bring_back_what_the_session_has_deleted_since(session: Session) -> None:
+    put(session, "a/c/1", b"before")
+    fork = session.fork()
+    put(fork, "a/c/1", b"from the fork")
+    session.store.delete_sync("a/c/1")
+    with pytest.raises(ConflictError, match="two writers"):
+        session.merge(fork)
+    assert get(session, "a/c/1") is None
+
+
 def test_such_chunks_conflict_where_the_session_wrote_them_too(session: Session) -> None:
     fork = session.fork()
     zarr.open_array(session.store, path="a").resize((9,))

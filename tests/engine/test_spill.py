@@ -17,6 +17,7 @@ import zarr
 import zarr_manifests as zm
 from storages import CountingStorage, CrashDisk
 from zarr_manifests import Repository, Session
+from zarr_manifests.errors import FencedError
 from zarr_manifests.storage.memory import MemoryStorage
 from zoned import created, write
 
@@ -83,6 +84,19 @@ def test_a_leased_writer_keeps_what_it_has_spilled() -> None:
         session.commit("bulk")
     assert values(repository) == [7] * 60
     assert repository.verify().ok
+
+
+def test_a_writer_whose_chunks_were_collected_is_told_so_if_it_has_spilled() -> None:
+    repository = make(MemoryStorage())
+    session = repository.writable_session()
+    array = zarr.open_array(session.store, path="a")
+    array[:] = 7
+    array[3] = 8
+    with repository.transaction(message="go on") as store:
+        zarr.create_group(store, path="g")
+    repository.garbage_collect(grace=timedelta(0))
+    with pytest.raises(FencedError):
+        session.commit("bulk")
 
 
 def test_what_is_spilled_while_forks_are_merged_survives_a_crash(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from zarr_manifests.engine.ancestry import find_kept
 from zarr_manifests.engine.change_set import ChangeSet, Rows, Spilled, counts, resident, rows_of
 from zarr_manifests.engine.chunks import sync_parts
 from zarr_manifests.engine.differences import delta_of
-from zarr_manifests.engine.epochs import admitted
+from zarr_manifests.engine.epochs import admitted, check_fence
 from zarr_manifests.engine.landing import (
     Landed,
     NextVersion,
@@ -54,6 +54,7 @@ from zarr_manifests.errors import (
     CorruptObjectError,
     InvalidArgumentError,
     ManifestsError,
+    ObjectNotFoundError,
 )
 from zarr_manifests.format.manifest import Delta, Manifest, Node
 from zarr_manifests.format.records import pack, plain, unpack
@@ -136,6 +137,8 @@ def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Landed:
     except BaseException as error:
         if isinstance(error, ConflictError):
             context.meter.add("conflicts")
+        if isinstance(error, ObjectNotFoundError):  # its chunks may have been collected
+            check_fence(context.roots, context.roots.read().root, workspace.keys)
         # An interrupt may have come after the swap.
         if isinstance(error, CommitOutcomeUnknownError) or not isinstance(error, ManifestsError):
             workspace.closed = UNKNOWN

@@ -126,8 +126,8 @@ class Merge:
         self, before: ChangeSet, theirs: ChangeSet, node_id: bytes, node: Node | None
     ) -> list[Coords]:
         """Chunks that the session has changed since `before`, and the copy to other bytes."""
-        known = before.layers(node_id)
-        moved = [rows for rows in self.mine.layers(node_id) if rows not in known]
+        known, now = before.layers(node_id), self.mine.layers(node_id)
+        moved = [rows for rows in (*known, *now) if rows not in known or rows not in now]
         twice: set[Coords] = set()
         for rows in theirs.layers(node_id):
             if not any(_may_share(each, rows) for each in moved):

@@ -362,8 +362,8 @@ def place(
     files : iterable of FileFacts
         The files; either all have labels or none has.
     before : mapping of str to (int, int)
-        First row and number of rows of files that have changed, by URL. They keep their place, which
-        must be that of their labels if they have any.
+        First row and number of rows of files that have changed, by URL. They keep their place,
+        which must be that of their labels if they have any.
     length : int
         The number of rows that are there.
     labels : ndarray, optional
