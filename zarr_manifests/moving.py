@@ -22,7 +22,7 @@ from zarr_manifests import virtual
 from zarr_manifests.commits import SessionCommits
 from zarr_manifests.engine import upkeep
 from zarr_manifests.engine.forks import SessionWriter
-from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.objects import SessionKeys
 from zarr_manifests.engine.overlay import node_path
 from zarr_manifests.engine.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.view import Context

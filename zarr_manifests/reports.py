@@ -24,8 +24,8 @@ from zarr_manifests.keys import absolute, no_array
 from zarr_manifests.picturing import Folding
 from zarr_manifests.planning.changes import ArrayShape, CellChanges, Change, Operation
 from zarr_manifests.planning.components import Changes, Fields, field_changes
-from zarr_manifests.planning.live_deltas import Amount
 from zarr_manifests.planning.packing import Overflow
+from zarr_manifests.planning.tables import Amount
 from zarr_manifests.report import Problem, Report
 from zarr_manifests.texts import bytes_text, count_text, listed, time_text, written_text
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine import upkeep
-from zarr_manifests.engine.metadata import is_there
+from zarr_manifests.engine.objects import is_there
 from zarr_manifests.engine.refs import DEFAULT_BRANCH
 from zarr_manifests.engine.view import create_at, open_at
 from zarr_manifests.errors import AlreadyExistsError, InvalidArgumentError

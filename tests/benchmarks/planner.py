@@ -30,13 +30,14 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rul
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.leaves import EMPTY, ArrayFacts, BaseIndex, cut, layout_of
+from zarr_manifests.planning.leaves import ArrayFacts, cut, layout_of
 from zarr_manifests.planning.packing import (
     PlannedManifest,
     close,
     explain,
     plan_manifests,
 )
+from zarr_manifests.planning.tables import EMPTY, BaseIndex
 from zarr_manifests.storage.memory import MemoryStorage
 from zarr_manifests.store import contents_of
 

@@ -25,7 +25,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 import zarr_manifests as zm
 from storages import CountingStorage, Record
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.objects import SessionKeys
 from zarr_manifests.engine.upkeep.write_leaves import encoded_base
 from zarr_manifests.format.manifest import Base, Count, ManifestRef, Part
 from zarr_manifests.format.records import HEADER_BYTES, BlobRef

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from simulated import Outcome, simulate
 from zarr_manifests import commits
-from zarr_manifests.engine import ancestry, epochs, forks, heartbeat, landing, leases, refs
+from zarr_manifests.engine import ancestry, forks, heartbeat, landing, leases, refs, roots
 from zarr_manifests.engine import commit_changes as commit
 from zarr_manifests.engine import rebase as rebasing
-from zarr_manifests.engine.merge_forks import Merge
-from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.forks import Merge
+from zarr_manifests.engine.objects import SessionKeys
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.upkeep import collect, recover, verify
 from zarr_manifests.engine.upkeep import compaction as compact
@@ -374,12 +374,12 @@ def dropped_before_merged(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A session from before the fence can commit.", 3)
 def no_fence_check(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(epochs, "check_fence", lambda *args: None)
+    patch.setattr(roots, "check_fence", lambda *args: None)
 
 
 @mutant("A writer continues although another has claimed the branch.", 7)
 def claim_not_checked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(epochs, "is_shut_out", lambda *args: False)
+    patch.setattr(roots, "is_shut_out", lambda *args: False)
 
 
 @mutant("A compactor continues although another has taken over.", 16)
@@ -395,14 +395,14 @@ def compacted_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("A lease counts by the reader's clock, not by its existence.", 12)
 def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
-    is_fenced = epochs.is_fenced
+    is_fenced = roots.is_fenced
 
     def by_clock(roots: Any, root: Any, *args: Any) -> Any:
         now_ms = roots._runtime.now_ms()
         kept = tuple(lease for lease in root.leases if lease.expires_ms > now_ms)
         return is_fenced(roots, replace(root, leases=kept), *args)
 
-    patch.setattr(epochs, "is_fenced", by_clock)
+    patch.setattr(roots, "is_fenced", by_clock)
 
 
 @mutant("A collection deletes objects of sessions that hold a lease.", 12)

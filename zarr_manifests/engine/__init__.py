@@ -1,6 +1,6 @@
 """The engine: carries out plans on the storage below, without the Zarr store above.
 
-To understand it, read `metadata` (immutable objects), `roots` (the one that is overwritten),
+To understand it, read `objects` (immutable ones), `roots` (the one that is overwritten),
 `view` (a snapshot), `change_set` (what a session has changed) and `landing` (how that reaches a
 branch). What only few callers need is imported when it is used.
 """

@@ -51,9 +51,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from zarr_manifests.engine.epochs import is_fenced
-from zarr_manifests.engine.metadata import SessionKeys
-from zarr_manifests.engine.roots import is_missing, opened, unless_missing
+from zarr_manifests.engine.objects import SessionKeys
+from zarr_manifests.engine.roots import is_fenced, is_missing, opened, unless_missing
 from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,

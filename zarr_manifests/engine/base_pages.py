@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 
 from msgspec import Struct
 
-from zarr_manifests.engine.metadata import ObjectReader
+from zarr_manifests.engine.objects import ObjectReader
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.manifest import (
     Base,
@@ -35,7 +35,7 @@ from zarr_manifests.format.manifest import (
 )
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box, Coords, IndexArray
-from zarr_manifests.planning.leaves import EMPTY, BaseIndex, PlacedLeaf, combined_refs
+from zarr_manifests.planning.tables import EMPTY, BaseIndex, PlacedLeaf, combined_refs
 
 _parent: Final = itemgetter(slice(2))
 """What the order of paths begins with: whether it is an opaque entry, and the parent path."""

@@ -34,7 +34,7 @@ from msgspec import Struct, field
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.base_pages import PathIndex
-from zarr_manifests.engine.metadata import ObjectReader, Objects, SessionKeys, Upload
+from zarr_manifests.engine.objects import ObjectReader, Objects, SessionKeys, Upload
 from zarr_manifests.format.chunk_table import (
     TABLE_ROWS,
     ChunkTable,

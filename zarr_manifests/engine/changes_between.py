@@ -67,8 +67,8 @@ from zarr_manifests.planning.changes import (
     records_of,
 )
 from zarr_manifests.planning.components import Changes, compare_documents, replayed
-from zarr_manifests.planning.live_deltas import lies_in
 from zarr_manifests.planning.merge import agree
+from zarr_manifests.planning.tables import lies_in
 from zarr_manifests.progress import counted
 from zarr_manifests.reports import Diff
 

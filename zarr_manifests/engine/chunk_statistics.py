@@ -33,9 +33,9 @@ from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.engine.ancestry import ancestors
 from zarr_manifests.engine.bulk_chunks import find_chunks, stream_table
 from zarr_manifests.engine.change_set import slabs
+from zarr_manifests.engine.chunks import StagedRef
 from zarr_manifests.engine.differences import delta_of, tables_of
 from zarr_manifests.engine.overlay import SessionView
-from zarr_manifests.engine.packs import StagedRef
 from zarr_manifests.engine.roots import unless_missing
 from zarr_manifests.engine.totals import amounts_of
 from zarr_manifests.engine.view import ReadContext
@@ -50,10 +50,10 @@ from zarr_manifests.format.zone_maps import NO_SUM, Bounds, sum_type
 from zarr_manifests.grid import Box, Coords, IndexArray, clipped_cells
 from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V3_DOCUMENT, join, split
 from zarr_manifests.picturing import ChunkMap, Folding
-from zarr_manifests.planning.live_deltas import NOTHING
 from zarr_manifests.planning.meaning import Meaning, zones_of_chunks
 from zarr_manifests.planning.measure import CellWeights
 from zarr_manifests.planning.regions import Bounds as AxisBounds
+from zarr_manifests.planning.tables import NOTHING
 
 _PACKING: Final = (b"scale_factor", b"add_offset", b"_Unsigned")
 _SLAB_CHUNKS: Final = 1 << 18

@@ -28,9 +28,8 @@ from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import find_kept
 from zarr_manifests.engine.change_set import ChangeSet, Rows, Spilled, counts, resident, rows_of
-from zarr_manifests.engine.chunks import sync_parts
+from zarr_manifests.engine.chunks import Pack, sync_parts
 from zarr_manifests.engine.differences import delta_of
-from zarr_manifests.engine.epochs import admitted, check_fence
 from zarr_manifests.engine.landing import (
     Landed,
     NextVersion,
@@ -42,9 +41,9 @@ from zarr_manifests.engine.landing import (
     tell_landed,
     zones_upload,
 )
-from zarr_manifests.engine.metadata import SessionKeys, Upload
-from zarr_manifests.engine.packs import Pack
+from zarr_manifests.engine.objects import SessionKeys, Upload
 from zarr_manifests.engine.rebase import Rebasing, combined, put_on_tip
+from zarr_manifests.engine.roots import admitted, check_fence
 from zarr_manifests.engine.totals import effect_of
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.workspace import UNKNOWN, Workspace

@@ -18,7 +18,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from zarr_manifests.config import Config
-from zarr_manifests.engine.metadata import Objects, Upload, is_there
+from zarr_manifests.engine.objects import Objects, Upload, is_there
 from zarr_manifests.engine.roots import RootAt, Roots, around
 from zarr_manifests.errors import (
     AlreadyExistsError,

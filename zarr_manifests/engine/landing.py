@@ -35,10 +35,9 @@ from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import snapshot_at
 from zarr_manifests.engine.change_set import ChangeSet, Rows
-from zarr_manifests.engine.epochs import admitted
-from zarr_manifests.engine.metadata import SessionKeys, Upload
+from zarr_manifests.engine.objects import SessionKeys, Upload
 from zarr_manifests.engine.refs import mark_of, marks_of, snapshot_of
-from zarr_manifests.engine.roots import RootAt, opened
+from zarr_manifests.engine.roots import RootAt, admitted, opened
 from zarr_manifests.engine.view import BUNDLES, Context, ReadContext, SnapshotView, opening_kind
 from zarr_manifests.engine.zones import KnownZones
 from zarr_manifests.errors import (

@@ -39,9 +39,9 @@ from typing import Final, NoReturn, Protocol
 
 from msgspec.structs import replace
 
-from zarr_manifests.engine.metadata import SessionKeys, create_own, is_there
+from zarr_manifests.engine.chunks import Packs, StagedRef, native_ref
+from zarr_manifests.engine.objects import SessionKeys, create_own, is_there
 from zarr_manifests.engine.overlay import OPAQUE, SessionView, same_chunk
-from zarr_manifests.engine.packs import Packs, StagedRef, native_ref
 from zarr_manifests.errors import (
     Conflict,
     ConflictKind,

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from zarr_manifests.engine.ancestry import Follower, collected, expired
 from zarr_manifests.engine.change_set import ChangeSet, ForkState, same_bytes
 from zarr_manifests.engine.chunks import ChunkReader
-from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.objects import SessionKeys
 from zarr_manifests.engine.read_ahead import RefsAhead
 from zarr_manifests.engine.roots import Roots
 from zarr_manifests.engine.totals import amount_of, grid_of, totals_of
@@ -61,9 +61,8 @@ from zarr_manifests.keys import (
 )
 from zarr_manifests.metrics import metered, place_of
 from zarr_manifests.planning.components import Reads
-from zarr_manifests.planning.leaves import check_axes
-from zarr_manifests.planning.live_deltas import NOTHING, sum_of
 from zarr_manifests.planning.merge import Layer, fold, merge_layers, within
+from zarr_manifests.planning.tables import NOTHING, check_axes, sum_of
 from zarr_manifests.progress import counted
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock, Runtime
 

@@ -45,7 +45,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from zarr_manifests.config.manifest_sets import Preload
-from zarr_manifests.engine.metadata import ObjectReader
+from zarr_manifests.engine.objects import ObjectReader
 from zarr_manifests.engine.view import ReadContext, SnapshotView
 from zarr_manifests.errors import ManifestsError
 from zarr_manifests.format.chunk_table import NativeRef, VirtualRef

@@ -37,8 +37,7 @@ from zarr_manifests.engine.ancestry import (
     snapshot_ref,
     starts,
 )
-from zarr_manifests.engine.epochs import claim_branch
-from zarr_manifests.engine.roots import RootAt, opened
+from zarr_manifests.engine.roots import RootAt, claim_branch, opened
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.errors import (
     AlreadyExistsError,

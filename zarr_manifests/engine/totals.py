@@ -23,7 +23,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from zarr_manifests.engine.change_set import Rows, Spilled, rows_of
-from zarr_manifests.engine.metadata import NotAtHandError, ObjectReader
+from zarr_manifests.engine.objects import NotAtHandError, ObjectReader
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
@@ -31,10 +31,12 @@ from zarr_manifests.format.manifest import Count, Counted, Delta, Node, NodeKind
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, NodeFacts
-from zarr_manifests.planning.live_deltas import (
+from zarr_manifests.planning.leaves import ArrayFacts, NodeFacts
+from zarr_manifests.planning.merge import inside, rows_at
+from zarr_manifests.planning.tables import (
     NOTHING,
     Amount,
+    BaseIndex,
     alive_amounts,
     changed_sums,
     difference,
@@ -43,7 +45,6 @@ from zarr_manifests.planning.live_deltas import (
     sum_of,
     sums_of,
 )
-from zarr_manifests.planning.merge import inside, rows_at
 
 if TYPE_CHECKING:
     from zarr_manifests.reports import Usage

@@ -33,11 +33,11 @@ from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions, Config
 from zarr_manifests.engine.base_pages import BasePages, NodeIds, PagedIndex, PagedNodes, PagedPaths
-from zarr_manifests.engine.caches import ChunkCache
 from zarr_manifests.engine.create import create_repository
 from zarr_manifests.engine.heartbeat import Heart
-from zarr_manifests.engine.metadata import (
+from zarr_manifests.engine.objects import (
     AtHand,
+    ChunkCache,
     NotAtHandError,
     ObjectReader,
     Objects,
@@ -54,9 +54,16 @@ from zarr_manifests.format.snapshot import DeltaEntry, Snapshot
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.metrics import Meter, MeteredStorage, meter_of, metered
-from zarr_manifests.planning.leaves import BaseIndex, PlacedLeaf
-from zarr_manifests.planning.live_deltas import LiveTable, LiveTables, Stack, Truncation, rows_in
 from zarr_manifests.planning.merge import Layer, Overlay, cut_off, fold, owned, pick, select, within
+from zarr_manifests.planning.tables import (
+    BaseIndex,
+    LiveTable,
+    LiveTables,
+    PlacedLeaf,
+    Stack,
+    Truncation,
+    rows_in,
+)
 from zarr_manifests.runtime import Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import ReadableStorage

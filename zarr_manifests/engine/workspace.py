@@ -19,11 +19,10 @@ from msgspec.structs import replace
 
 from zarr_manifests.engine.bulk_chunks import ArrayKeys
 from zarr_manifests.engine.change_set import ChangeSet, ForkState, Spill
-from zarr_manifests.engine.chunks import sync_parts
-from zarr_manifests.engine.metadata import SessionKeys, create_own
+from zarr_manifests.engine.chunks import Pack, StagedRef, native_ref, native_rows, sync_parts
 from zarr_manifests.engine.node_edits import NodeEdits, change_reported, refuse_in_copy
+from zarr_manifests.engine.objects import SessionKeys, create_own
 from zarr_manifests.engine.overlay import OPAQUE, SessionView, check_key, node_path
-from zarr_manifests.engine.packs import Pack, StagedRef, native_ref, native_rows
 from zarr_manifests.engine.view import Context, SnapshotView
 from zarr_manifests.errors import InvalidArgumentError, SessionClosedError
 from zarr_manifests.format.chunk_table import ChunkRef, ChunkTable, Column, InlineRef, NativeRef

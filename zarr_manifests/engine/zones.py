@@ -29,8 +29,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.epochs import fenced
-from zarr_manifests.engine.metadata import SessionKeys, Upload
+from zarr_manifests.engine.objects import SessionKeys, Upload
+from zarr_manifests.engine.roots import fenced
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.errors import (
     CorruptObjectError,
@@ -53,10 +53,9 @@ from zarr_manifests.format.zone_maps import (
 )
 from zarr_manifests.grid import Box
 from zarr_manifests.planning.garbage import parts
-from zarr_manifests.planning.leaves import PlacedLeaf
-from zarr_manifests.planning.live_deltas import has_changes
 from zarr_manifests.planning.meaning import Meaning, merged, taken, valid
 from zarr_manifests.planning.merge import take
+from zarr_manifests.planning.tables import PlacedLeaf, has_changes
 
 UNUSABLE: Final = (CorruptObjectError, UnsupportedFormatError, StorageError)
 """What an index that cannot be read raises."""

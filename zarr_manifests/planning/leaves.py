@@ -1,11 +1,4 @@
-"""What the manifest planner knows: facts about arrays, and an index of a base's leaves.
-
-A leaf is a `Part` of a manifest: a node, a box and the number of chunk refs in it. Invariant: a
-`BaseIndex` is built once, in one pass over the base's directory, and never changes. The cost of a
-query depends on the size of its answer, not of the base, so planning a change of one leaf costs
-the same for eighty leaves as for eight thousand.
-
-How an array is split into leaves:
+"""How an array is split into leaves.
 
 A `Layout` covers the array's grid with cells of a fixed shape, counted in chunks from the origin.
 The shape is set by `splitting` if it names the array, and by the size of the last set otherwise. It
@@ -25,19 +18,19 @@ to be spread evenly in its box.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
 
 from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Split
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import CorruptObjectError
 from zarr_manifests.format.chunk_table import LEAF_ROWS
-from zarr_manifests.format.manifest import ManifestRef, Node, Part, grouped
-from zarr_manifests.grid import Box, Coords, IndexArray, corners, holding
+from zarr_manifests.format.manifest import Node, Part
+from zarr_manifests.grid import Box, Coords, IndexArray, corners
 from zarr_manifests.keys import absolute
+from zarr_manifests.planning.tables import BaseIndex, part_order
 
 
 class ArrayFacts(Struct, frozen=True):
@@ -83,187 +76,6 @@ class ArrayFacts(Struct, frozen=True):
 
 
 type NodeFacts = Mapping[bytes, ArrayFacts]
-
-
-def part_order(part: Part) -> tuple[bytes, Coords, Coords]:
-    """Sort key of leaves, independent of paths."""
-    return part.node_id, part.box.lo, part.box.hi
-
-
-class PlacedLeaf(NamedTuple):
-    """A leaf, its manifest, and the sequence up to which changes are merged into it."""
-
-    part: Part
-    manifest: ManifestRef
-    merged: int
-
-    @property
-    def key(self) -> str:
-        """The key of its manifest."""
-        return self.manifest.blob.key
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of its chunks."""
-        return self.manifest.bytes_of(self.part)
-
-
-def check_axes(box: Box, ndim: int) -> None:
-    """Refuse a chunk table with other axes than its node: its chunks would read as absent.
-
-    Raises
-    ------
-    CorruptObjectError
-        If the numbers differ.
-    """
-    if box.ndim != ndim:
-        raise CorruptObjectError(f"a chunk table of {box.ndim} axes for a node of {ndim}")
-
-
-class _NodeLeaves:
-    """The leaves of one node, found by coordinate.
-
-    They are sorted along the axis on which they differ most. So the leaves that may hold a
-    coordinate are a short contiguous range: from the first leaf that ends after it, to the last
-    that starts at or before it.
-    """
-
-    def __init__(self, leaves: Sequence[PlacedLeaf]) -> None:
-        ndim = leaves[0].part.box.ndim
-        if any(leaf.part.box.ndim != ndim for leaf in leaves):
-            raise CorruptObjectError("leaves of one array have different numbers of axes")
-        lo, hi = corners([leaf.part.box for leaf in leaves], ndim)
-        self.axis = 0
-        if ndim > 1 and len(lo) > 1:
-            self.axis = int(np.argmax([len(np.unique(column)) for column in lo.T]))
-        order = np.argsort(lo[:, self.axis], kind="stable") if ndim else np.arange(len(leaves))
-        self.lo, self.hi = lo[order], hi[order]
-        self.leaves = [leaves[i] for i in order.tolist()]
-        self.merged = np.array([leaf.merged for leaf in self.leaves], np.int64)
-        self.around = Box.around(leaf.part.box for leaf in leaves)
-        self.starts, self.ends = np.zeros(len(leaves), np.int64), np.ones(len(leaves), np.int64)
-        if ndim:
-            self.starts = self.lo[:, self.axis].copy()
-            self.ends = np.maximum.accumulate(self.hi[:, self.axis])
-
-    def overlapping(self, lo: IndexArray, hi: IndexArray) -> list[PlacedLeaf]:
-        """The leaves that overlap [lo, hi)."""
-        check_axes(self.around, len(lo))
-        if not len(lo):
-            return self.leaves
-        first = int(np.searchsorted(self.ends, lo[self.axis], side="right"))
-        stop = int(np.searchsorted(self.starts, hi[self.axis], side="left"))
-        meets = (np.maximum(self.lo[first:stop], lo) < np.minimum(self.hi[first:stop], hi)).all(1)
-        return [self.leaves[first + i] for i in np.flatnonzero(meets).tolist()]
-
-    def holding(self, coords: Coords) -> list[PlacedLeaf]:
-        """The leaves that hold a coordinate."""
-        check_axes(self.around, len(coords))
-        at = coords[self.axis] if coords else 0
-        near = slice(self.ends.searchsorted(at, "right"), self.starts.searchsorted(at, "right"))
-        leaves = self.leaves[near]
-        boxes = [leaf.part.box for leaf in leaves]
-        return [leaves[row] for row in holding(boxes, self.lo[near], self.hi[near], coords)]
-
-    def locate(self, coords: IndexArray) -> IndexArray:
-        """Position of the leaf that holds each coordinate; -1 where none does."""
-        found = np.full(len(coords), -1, np.int64)
-        if not coords.shape[1]:
-            found[:] = 0
-            return found
-        along = coords[:, self.axis]
-        first = np.searchsorted(self.ends, along, side="right")
-        stop = np.searchsorted(self.starts, along, side="right")
-        for step in range(int((stop - first).max(initial=0))):
-            due = np.flatnonzero((found < 0) & (first + step < stop))
-            if not len(due):
-                break
-            at = first[due] + step
-            here = coords[due]
-            inside = ((self.lo[at] <= here) & (here < self.hi[at])).all(axis=1)
-            found[due[inside]] = at[inside]
-        return found
-
-
-class BaseIndex:
-    """The manifests of a base, found by key, by set, by node and by chunk.
-
-    Parameters
-    ----------
-    manifests : sequence of ManifestRef
-        The base's directory.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a manifest is listed twice.
-    """
-
-    def __init__(self, manifests: Sequence[ManifestRef]) -> None:
-        self._manifests = {ref.blob.key: ref for ref in manifests}
-        if len(self._manifests) != len(manifests):
-            raise InvalidArgumentError("a base names a manifest twice")
-        self._in_set = grouped((ref.packed_for, ref) for ref in manifests if ref.packed_for)
-        leaves = (PlacedLeaf(part, ref, to) for ref in manifests for part, to in ref.leaves())
-        self._placed = grouped((leaf.part.node_id, leaf) for leaf in leaves)
-        each = self._placed.items()
-        self._refs = {node: sum(leaf.part.count for leaf in of) for node, of in each}
-        self._leaves: dict[bytes, _NodeLeaves] = {}  # built when first asked for
-
-    def __iter__(self) -> Iterator[ManifestRef]:
-        return iter(self._manifests.values())
-
-    def __getitem__(self, key: str) -> ManifestRef:
-        return self._manifests[key]
-
-    def in_set(self, name: str) -> Sequence[ManifestRef]:
-        """The set's manifests."""
-        return self._in_set.get(name, ())
-
-    def refs(self, node_id: bytes) -> int:
-        """The number of refs in all leaves of the node."""
-        return self._refs.get(node_id, 0)
-
-    def placed(self, node_id: bytes) -> Sequence[PlacedLeaf]:
-        """The leaves of the node, in the directory's order."""
-        return self._placed.get(node_id, ())
-
-    def placed_in(self, node_id: bytes, box: Box) -> list[PlacedLeaf]:
-        """The leaves of the node that overlap the box."""
-        return self.overlapping(node_id, *np.array([box.lo, box.hi], np.int64))
-
-    def overlapping(self, node_id: bytes, lo: IndexArray, hi: IndexArray) -> list[PlacedLeaf]:
-        """The leaves of the node that overlap [lo, hi), which may be larger than a box."""
-        leaves = self._of(node_id)
-        return [] if leaves is None else leaves.overlapping(lo, hi)
-
-    def holding(self, node_id: bytes, coords: Coords) -> list[PlacedLeaf]:
-        """The leaves of the node that hold a chunk: one at most, unless leaves overlap."""
-        leaves = self._of(node_id)
-        return [] if leaves is None else leaves.holding(coords)
-
-    def merged_at(self, node_id: bytes, coords: IndexArray) -> IndexArray:
-        """What the leaf of each coordinate (int64[n, ndim]) is merged to; -1 where none is."""
-        leaves = self._of(node_id)
-        if leaves is None:
-            return np.full(len(coords), -1, np.int64)
-        at = leaves.locate(coords)
-        return np.where(at < 0, -1, leaves.merged[at])
-
-    def around(self, node_id: bytes) -> Box | None:
-        """The smallest box around the node's leaves; None if it has none."""
-        leaves = self._of(node_id)
-        return None if leaves is None else leaves.around
-
-    def _of(self, node_id: bytes) -> _NodeLeaves | None:
-        found = self._leaves.get(node_id)
-        if found is None and node_id in self._placed:
-            found = self._leaves[node_id] = _NodeLeaves(self._placed[node_id])
-        return found
-
-
-EMPTY: Final = BaseIndex(())
-"""The index of a repository without a base."""
 
 
 # --- splitting ---------------------------------------------------------------------------------
@@ -542,20 +354,3 @@ def _middle(region: Box, steps: Coords) -> tuple[int, int]:
         if count > 1:
             return axis, (first + count // 2) * step
     return -1, 0
-
-
-def combined_refs(refs: Iterable[ManifestRef]) -> tuple[ManifestRef, ...]:
-    """The manifests, each once, with all leaves that are listed of it."""
-    found = grouped((ref.blob.key, ref) for ref in refs)
-    return tuple(some[0] if len(some) == 1 else _combined(some) for some in found.values())
-
-
-def _combined(refs: Sequence[ManifestRef]) -> ManifestRef:
-    merged = tuple(to for ref in refs for _, to in ref.leaves())
-    blob = next((ref.blob for ref in refs if ref.blob.copy is not None), refs[0].blob)
-    parts, places, nbytes = (
-        tuple(chain.from_iterable(getattr(ref, name) for ref in refs))
-        for name in ("parts", "places", "nbytes")
-    )
-    kept = merged if any(merged) else ()
-    return ManifestRef(blob, parts, kept, refs[0].packed_for, places, nbytes)

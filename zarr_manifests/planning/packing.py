@@ -69,14 +69,8 @@ from zarr_manifests.format.manifest import (
     path_order,
 )
 from zarr_manifests.grid import Coords
-from zarr_manifests.planning.leaves import (
-    EMPTY,
-    ArrayFacts,
-    BaseIndex,
-    Layout,
-    layout_around,
-    part_order,
-)
+from zarr_manifests.planning.leaves import ArrayFacts, Layout, layout_around
+from zarr_manifests.planning.tables import EMPTY, BaseIndex, part_order
 
 EMBED_BYTES: Final = 32 * 1024
 _EMBED_TABLE_BYTES: Final = 8 * 1024

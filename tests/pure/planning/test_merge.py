@@ -22,7 +22,6 @@ from zarr_manifests.format.chunk_table import (
 from zarr_manifests.format.records import pack, record, unpack
 from zarr_manifests.grid import Box, Coords
 from zarr_manifests.ids import crc32c
-from zarr_manifests.planning.live_deltas import Stack
 from zarr_manifests.planning.merge import (
     Layer,
     Overlay,
@@ -34,6 +33,7 @@ from zarr_manifests.planning.merge import (
     pick,
     split,
 )
+from zarr_manifests.planning.tables import Stack
 
 SESSIONS = [f"{i:012d}-" + "ab" * 12 for i in range(3)]
 

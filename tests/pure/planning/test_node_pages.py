@@ -22,8 +22,8 @@ from zarr_manifests.format.manifest import (
 )
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.leaves import combined_refs
 from zarr_manifests.planning.packing import PageLimits, orphans, plan_pages
+from zarr_manifests.planning.tables import combined_refs
 
 SESSION = "000000000001-000000000000000000000000"
 GROUP = {"zarr.json": b'{"zarr_format": 3, "node_type": "group"}'}

@@ -16,7 +16,7 @@ from zarr_manifests.config.manifest_sets import ChunkManifests, ManifestSet, Rul
 from zarr_manifests.format.manifest import ManifestRef, Part
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.grid import Box
-from zarr_manifests.planning.leaves import ArrayFacts, BaseIndex, cut, layout_of
+from zarr_manifests.planning.leaves import ArrayFacts, cut, layout_of
 from zarr_manifests.planning.packing import (
     Overflow,
     PlannedManifest,
@@ -24,6 +24,7 @@ from zarr_manifests.planning.packing import (
     explain,
     plan_manifests,
 )
+from zarr_manifests.planning.tables import BaseIndex
 
 
 def key(number: int) -> str:

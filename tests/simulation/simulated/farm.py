@@ -19,7 +19,7 @@ from simulated.storage import received_by
 from simulated.world import BrokenPromiseError
 from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.forks import revive
-from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.objects import SessionKeys
 from zarr_manifests.errors import (
     ConflictError,
     FencedError,

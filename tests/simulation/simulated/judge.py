@@ -39,7 +39,7 @@ from simulated.model import (
 from simulated.storage import Shelf
 from simulated.world import BrokenPromiseError, World
 from zarr_manifests.config import CacheOptions
-from zarr_manifests.engine.metadata import Objects, SessionKeys
+from zarr_manifests.engine.objects import Objects, SessionKeys
 from zarr_manifests.engine.view import SnapshotView
 from zarr_manifests.errors import (
     ConflictError,

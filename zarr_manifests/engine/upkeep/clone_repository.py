@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import Link, ancestors, follow, has_expired, tables
 from zarr_manifests.engine.create import check_outside, keep_reserve
-from zarr_manifests.engine.metadata import Objects, create_or_find, create_own, is_there
+from zarr_manifests.engine.objects import Objects, create_or_find, create_own, is_there
 from zarr_manifests.engine.refs import DEFAULT_BRANCH
 from zarr_manifests.engine.roots import Roots, is_missing
 from zarr_manifests.engine.upkeep.recover import operations

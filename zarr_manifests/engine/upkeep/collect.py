@@ -59,9 +59,8 @@ from zarr_manifests.engine.ancestry import (
     tables,
 )
 from zarr_manifests.engine.create import keep_reserve, with_reserve
-from zarr_manifests.engine.epochs import check_collector, claimed
-from zarr_manifests.engine.metadata import ObjectReader
-from zarr_manifests.engine.roots import RootAt, RootReader, opened
+from zarr_manifests.engine.objects import ObjectReader
+from zarr_manifests.engine.roots import RootAt, RootReader, check_collector, claimed, opened
 from zarr_manifests.engine.upkeep.compaction import compact
 from zarr_manifests.engine.upkeep.repack_chunks import repack_chunks
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView

@@ -38,7 +38,6 @@ from msgspec.structs import replace
 from zarr_manifests.config import CacheOptions, Compaction
 from zarr_manifests.engine.create import with_reserve
 from zarr_manifests.engine.differences import deltas_between
-from zarr_manifests.engine.epochs import check_compactor, claim_compaction, fenced
 from zarr_manifests.engine.landing import (
     NextVersion,
     encoded_delta,
@@ -48,8 +47,8 @@ from zarr_manifests.engine.landing import (
     tell_landed,
     zones_upload,
 )
-from zarr_manifests.engine.metadata import SessionKeys, Upload, Wanted
-from zarr_manifests.engine.roots import opened
+from zarr_manifests.engine.objects import SessionKeys, Upload, Wanted
+from zarr_manifests.engine.roots import check_compactor, claim_compaction, fenced, opened
 from zarr_manifests.engine.totals import (
     counts_of_base,
     node_facts,
@@ -86,9 +85,8 @@ from zarr_manifests.planning.garbage import (
     merge_groups,
     opening_is_slow,
 )
-from zarr_manifests.planning.leaves import BaseIndex
-from zarr_manifests.planning.live_deltas import merged_counts
 from zarr_manifests.planning.merge import Layer, in_tables, merge_layers
+from zarr_manifests.planning.tables import BaseIndex, merged_counts
 from zarr_manifests.progress import expect, is_shown
 from zarr_manifests.reports import CompactionReport
 from zarr_manifests.runtime import ForkSafeLock, Run, one_by_one, start_thread

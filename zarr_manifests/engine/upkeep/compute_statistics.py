@@ -24,7 +24,7 @@ from zarr_manifests.decoding import BulkDecoder
 from zarr_manifests.engine.bulk_chunks import stream_table
 from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.chunk_statistics import cell_weights
-from zarr_manifests.engine.metadata import SessionKeys
+from zarr_manifests.engine.objects import SessionKeys
 from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_reader
 from zarr_manifests.engine.roots import opened
 from zarr_manifests.engine.totals import totals_of
@@ -36,8 +36,6 @@ from zarr_manifests.format.zone_maps import Bounds, ZonePages, ZoneTable
 from zarr_manifests.grid import Box, Coords, clips
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.planning.garbage import parts
-from zarr_manifests.planning.leaves import PlacedLeaf
-from zarr_manifests.planning.live_deltas import rows_in
 from zarr_manifests.planning.meaning import (
     Meaning,
     in_pages,
@@ -48,6 +46,7 @@ from zarr_manifests.planning.meaning import (
 )
 from zarr_manifests.planning.measure import CellWeights, measure
 from zarr_manifests.planning.merge import rows_at, select, split
+from zarr_manifests.planning.tables import PlacedLeaf, rows_in
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.reports import StatisticsReport
 from zarr_manifests.runtime import Run

@@ -26,8 +26,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from zarr_manifests.engine.ancestry import archived_versions, logged
-from zarr_manifests.engine.epochs import restored_epoch
-from zarr_manifests.engine.roots import RootAt, Roots
+from zarr_manifests.engine.roots import RootAt, Roots, restored_epoch
 from zarr_manifests.engine.upkeep.collect import mark
 from zarr_manifests.engine.view import Context, ReadContext
 from zarr_manifests.errors import (

@@ -28,7 +28,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from zarr_manifests.engine.metadata import SessionKeys, create_own
+from zarr_manifests.engine.objects import SessionKeys, create_own
 from zarr_manifests.engine.roots import opened
 from zarr_manifests.engine.totals import node_facts, pending_rows
 from zarr_manifests.engine.upkeep.compaction import compact_branch
@@ -53,8 +53,8 @@ from zarr_manifests.planning.garbage import (
     rows_of,
     uses_of,
 )
-from zarr_manifests.planning.leaves import BaseIndex
 from zarr_manifests.planning.packing import explain
+from zarr_manifests.planning.tables import BaseIndex
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import (
     ArrayPlace,

@@ -78,9 +78,8 @@ from zarr_manifests.planning.garbage import (
     first_archive_kept,
     parts,
 )
-from zarr_manifests.planning.leaves import part_order
-from zarr_manifests.planning.live_deltas import Amount, alive_amounts, sums_of
 from zarr_manifests.planning.packing import orphans
+from zarr_manifests.planning.tables import Amount, alive_amounts, part_order, sums_of
 from zarr_manifests.progress import counted, expect, tell
 from zarr_manifests.reports import Problem, VerifyReport
 from zarr_manifests.runtime import Run

@@ -39,7 +39,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.config.manifest_sets import ChunkManifests
 from zarr_manifests.engine.change_set import ForkState
-from zarr_manifests.engine.metadata import ObjectReader, SessionKeys, Upload
+from zarr_manifests.engine.objects import ObjectReader, SessionKeys, Upload
 from zarr_manifests.engine.overlay import SessionView, freeze_reader, revive_reader
 from zarr_manifests.engine.view import Context, SnapshotView
 from zarr_manifests.engine.zones import KnownZones, write_pages
@@ -58,17 +58,7 @@ from zarr_manifests.format.zone_maps import ZonePages, ZoneTable
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.planning import packing
 from zarr_manifests.planning.garbage import PackMoves, coordinate_ids, parts
-from zarr_manifests.planning.leaves import (
-    BaseIndex,
-    Layout,
-    NodeFacts,
-    PlacedLeaf,
-    batches,
-    cut,
-    layout_around,
-    layout_of,
-    part_order,
-)
+from zarr_manifests.planning.leaves import Layout, NodeFacts, batches, cut, layout_around, layout_of
 from zarr_manifests.planning.meaning import zones_of_chunks
 from zarr_manifests.planning.merge import (
     pick,
@@ -78,6 +68,7 @@ from zarr_manifests.planning.merge import (
     within,
 )
 from zarr_manifests.planning.packing import PlannedManifest, close, plan_manifests
+from zarr_manifests.planning.tables import BaseIndex, PlacedLeaf, part_order
 from zarr_manifests.progress import expect, tell
 from zarr_manifests.runtime import SYSTEM, Run
 

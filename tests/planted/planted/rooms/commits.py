@@ -37,13 +37,13 @@ FAULTS = [
     ),
     Fault(
         "epoch-comes-twice",
-        "engine/epochs.py",
+        "engine/roots.py",
         "moved = replace(tip, epoch=root.version + 1)",
         "moved = replace(tip, epoch=tip.epoch + 1)",
     ),
     Fault(
         "collection-goes-on-on-an-older-root",
-        "engine/epochs.py",
+        "engine/roots.py",
         "if newest < epoch:",
         "if newest < 0:",
     ),

@@ -97,7 +97,7 @@ FAULTS = [
     ),
     Fault(
         "bounds-of-pages-count-for-chunks-that-have-changed",
-        "planning/live_deltas.py",
+        "planning/tables.py",
         "return table is not None and table.box.overlaps(box) and bool(in_box(table, box).any())",
         "return False",
     ),

@@ -61,13 +61,13 @@ FAULTS = [
     ),
     Fault(
         "pack-that-was-not-written-referred-to",
-        "engine/packs.py",
+        "engine/chunks.py",
         "if pack.written and pack.settle(changes)",
         "if pack.settle(changes)",
     ),
     Fault(
         "overwritten-chunk-comes-back-with-its-pack",
-        "engine/packs.py",
+        "engine/chunks.py",
         "            if ref.is_live(changes):",
         "            if ref.at.node_id in changes.chunks:",
     ),
