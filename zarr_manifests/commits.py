@@ -258,6 +258,7 @@ class SessionCommits:
                 workspace.flush()
                 view, changes = workspace.contents.view, workspace.contents.changes
                 workspace.contents.rebase(*put_on_tip(workspace, view, changes, tip, rebasing))
+                writer.move_lease()
         return workspace.contents.view.snapshot_id
 
     @contextmanager

@@ -249,6 +249,31 @@ def test_a_leased_writer_is_not_refused_and_loses_nothing() -> None:
     assert repository.verify().ok
 
 
+def collect_all_but_the_first(storage: Storage) -> None:
+    other = opened(storage)
+    other.reset_branch("main", line(other)[-2], force=True)
+    other.garbage_collect(NOW)
+
+
+def test_a_lease_goes_where_a_rebase_moves_its_session() -> None:
+    storage = MemoryStorage()
+    session = make(storage).writable_session(lease=60)
+    write(session, 5, slice(0, 2))
+    fill(opened(storage), 9, where=slice(6, 8))
+    session.rebase()
+    collect_all_but_the_first(storage)
+    assert read(session) == [5, 5, 1, 1, 1, 1, 9, 9]
+
+
+def test_a_lease_goes_where_a_compaction_moves_its_session() -> None:
+    storage = MemoryStorage()
+    session = make(storage, **{"max-delta-count": 1}).writable_session(lease=60)
+    committed = write(session, 5, slice(0, 2)).commit("and compact")
+    assert session.snapshot_id != committed
+    collect_all_but_the_first(storage)
+    assert read(session) == [5, 5, 1, 1, 1, 1, 1, 1]
+
+
 def test_a_commit_is_not_put_on_top_of_a_history_that_begins_after_it() -> None:
     clock, storage = Clock(), MemoryStorage()
     repository = make(storage, clock)

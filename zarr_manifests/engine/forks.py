@@ -726,18 +726,25 @@ class SessionWriter:
     def move_to(self, view: SnapshotView, start: int | None = None) -> None:
         """Move to this snapshot and drop all changes.
 
-        With `start`, a version of the root, the session gets new object keys and its lease moves
-        along. Copies made before cannot be merged any more.
+        Its lease moves along. With `start`, a version of the root, the session gets new object
+        keys, and copies made before cannot be merged any more.
         """
         renamed = start is not None
+        goes_on = renamed or view is not self.workspace.contents.view
         keys = self.workspace.keys if start is None else self._keys_from(start)
         if renamed:
             self.copies.bring_in(discard=True)
         self.pin.preload.cancel()
         self.workspace.start_at(view, keys)
         self.copies.begin_anew(renamed=renamed)
-        if renamed and self.lease is not None:
-            move(self.context, self.lease, keys.session_id, view.snapshot_id)
+        if goes_on:
+            self.move_lease()
+
+    def move_lease(self) -> None:
+        """Let the lease, if there is one, keep the snapshot that the session reads now."""
+        if self.lease is not None:
+            session, view = self.workspace.keys.session_id, self.workspace.contents.view
+            move(self.context, self.lease, session, view.snapshot_id)
 
     def refresh(self) -> None:
         """Move a session without changes to the head of its branch.
