@@ -711,7 +711,8 @@ class Session:
             Comparisons that must all hold, such as `"depth > 4000 AND lat BETWEEN -30 AND 30"`; or
             `{"depth": (">", 4000)}`; or `[("depth", ">", 4000)]`. They name the array itself,
             arrays of its group with the same dimensions and chunks, and coordinates along its
-            dimensions. A dimension without a coordinate has positions from 0 on.
+            dimensions. A dimension without a coordinate has positions from 0 on. As a label, in
+            `{"time": "2000-02"}`, a date means its whole period; in a comparison its first instant.
         nan_matches : bool, default False
             Missing values count as NaN and as greater than every number, as NaN in Spark.
         time_zone : str, default "UTC"

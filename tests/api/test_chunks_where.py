@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 import zarr
@@ -54,6 +55,29 @@ def measured(
 
 def chosen(session: zm.Session, where: str, **options: Any) -> list[tuple[int, ...]]:
     return sorted(selected(session.chunks_where("a", where, **options)))
+
+
+@pytest.mark.parametrize("calendar", ["standard", "noleap"])
+def test_a_date_in_a_mapping_means_its_whole_period(calendar: str) -> None:
+    """As one label, in a list and at both ends, and as `summarize` selects it."""
+    times = xr.date_range("2001-02-01", periods=24 * 59, freq="h", calendar=calendar)
+    repo = zm.create(MemoryStorage())
+    hours = xr.Dataset({"a": ("time", np.arange(24.0 * 59))}, {"time": times})
+    zm.write(hours, repo, message="hours", encoding={"a": {"chunks": 1}})
+    session = repo.readonly_session()
+
+    def count(label: Any) -> int:
+        return session.chunks_where("a", {"time": label}).selected
+
+    for label in ("2001-03-02", "2001-03", "2001", "2001-03-02T06"):
+        due = int(session.summarize("a", {"time": label})["count"])
+        assert count(label) == count([label]) == count((label, label)) == due
+    assert count(pd.Timestamp("2001-03-02").date()) == 24
+    assert count(pd.Timestamp("2001-03-02")) == 1
+    assert count(["2001-03-02", "2001-03-04"]) == 48
+    if calendar == "standard":  # texts, and operators, compare with the first instant
+        assert session.chunks_where("a", "time = '2001-03-02'").selected == 1
+        assert count(("<=", "2001-02-02")) == 25
 
 
 def test_statistics_of_packed_values_are_turned_with_their_scale() -> None:

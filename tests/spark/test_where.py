@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -147,6 +147,9 @@ _RANGES = st.sampled_from(
         ([{"odd": (3, 50)}], [("odd", "between", [3, 50])]),
         ([{"count": (None, 6.5)}], [("count", "<=", 6.5)]),
         ([{"time": ("2000-01-02", "2000-01-02")}], _SECOND_DAY),
+        ([{"time": "2000-01-02"}], _SECOND_DAY),
+        ([{"time": ["1999", date(2000, 1, 2)]}], _SECOND_DAY),
+        ([{"time": ("=", "2000-01-02T12")}], [("time", "=", "2000-01-02T12:00")]),
     ]
 )
 

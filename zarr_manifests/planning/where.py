@@ -430,12 +430,13 @@ def parse_where(where: Any) -> Where:
         a list of these and of comparisons, each a `Comparison` or a tuple (column, operator,
         value). In a mapping, a list means `IN`, None means `IS NULL`, a tuple that begins with an
         operator is (operator, value), and any other pair or slice a closed range of labels. A list
-        of ranges and values means any of them.
+        of ranges and values means any of them. Of these, text and dates name whole periods; in text
+        of a where and after operators, they are instants.
 
     Returns
     -------
     Where
-        Equal for the same comparisons, however they were given.
+        Equal for the same comparisons, however they were given; labels of mappings are ranges.
 
     Raises
     ------
@@ -479,11 +480,12 @@ def _of_item(name: str, value: Any) -> Comparison:
             _operator(first) or not re.search(r"\w", first)
         ):
             return _of_tuple((name, *value))
-        case tuple() | slice():
+        case tuple() | slice() | str() | date() | Moment():
             return Comparison(name, "within", (value,))
         case list() | set() | frozenset() | range() | np.ndarray():
             ranges = any(isinstance(each, tuple | list | slice) for each in value)
-            return Comparison(name, "within" if ranges else "in", tuple(value))
+            periods = all(isinstance(each, str | date | Moment) for each in value)
+            return Comparison(name, "within" if ranges or periods else "in", tuple(value))
     return Comparison(name, "=", (value,))
 
 

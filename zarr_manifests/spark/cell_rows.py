@@ -87,11 +87,12 @@ def read(
         A mapping has values by column: in `{"lat": (-30, 30), "time": ("2000-01", "2000-02")}`
         these are closed ranges of labels, with None for an open end, `lo <= hi` even if a
         coordinate descends. ISO text stands for the whole period it names, so that February is
-        included. `[(1, 2), 5]` means any of these, `[1, 2, 5]` one of them, `(">", 6000)` a
-        comparison, and None a missing value. A list joins any of these. Chunks that cannot have a
-        row are not read: by the coordinates, and by the bounds of the chunks' values where the
-        repository has statistics. Times without a zone are in the session's; in ranges, those of
-        NumPy are in UTC. Dimensions without a coordinate have positions.
+        included, also by `{"time": "2000-02"}`. `[(1, 2), 5]` means any of these, `[1, 2, 5]` one
+        of them, `(">", 6000)` a comparison as in text, and None a missing value. A list joins any
+        of these. Chunks that cannot have a row are not read: by the coordinates, and by the bounds
+        of the chunks' values where the repository has statistics. Times without a zone are in the
+        session's; in ranges, those of NumPy are in UTC. Dimensions without a coordinate have
+        positions.
     layout : "long" or "chunk", default "long"
         One row per cell or per chunk. The row of a chunk has its coordinates as arrays, its
         `shape`, and for each variable the `dtype` and the decoded values (`data`, in C order). Of

@@ -258,7 +258,7 @@ def _checked(where: Where, source: Source, columns: Sequence[Column], facts: Spa
                 f"there is no column {each.column!r} to compare in {each.sql!r}; "
                 f"there are: {', '.join(known)}"
             )
-        if pa.types.is_timestamp(column.arrow) and each.op != "within":
+        if pa.types.is_timestamp(column.arrow):
             each = replace(each, values=tuple(map(_in_microseconds, each.values)))
         if each.column in source.dims:
             text = pa.types.is_string(column.arrow)
@@ -269,7 +269,9 @@ def _checked(where: Where, source: Source, columns: Sequence[Column], facts: Spa
 
 
 def _in_microseconds(value: Any) -> Any:
-    """A time without the digits that Spark cuts off."""
+    """A time, or the times of a range, without the digits that Spark cuts off."""
+    if isinstance(value, tuple):
+        return tuple(map(_in_microseconds, value))
     if isinstance(value, Moment):
         return Moment(_in_microseconds(value.text))
     return re.sub(r"(\.\d{6})\d+", r"\1", value) if isinstance(value, str) else value

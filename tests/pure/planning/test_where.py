@@ -67,7 +67,7 @@ def test_python_values_say_the_same_as_text() -> None:
         "flag": [1, 2],
         "t": None,
         "lat": ("between", [-30, 30]),
-        "name": np.str_("a"),
+        "name": ("=", np.str_("a")),
     }
     assert parse_where(listed) == parse_where(mapping) == parse_where(text)
     assert parse_where(parse_where(text)) == parse_where(text)
@@ -93,6 +93,13 @@ def test_pairs_of_a_mapping_are_ranges_unless_they_begin_with_an_operator() -> N
     assert where.sql == shown
 
 
+@pytest.mark.parametrize("value", ["2000-02", date(2000, 2, 1), ["2000-02", "2000-05"]])
+def test_a_label_of_a_mapping_is_a_range_from_it_to_it(value: Any) -> None:
+    labels = value if isinstance(value, list) else [value]
+    (found,) = parse_where({"t": value}).comparisons
+    assert found == Comparison("t", "within", tuple((label, label) for label in labels))
+
+
 @pytest.mark.parametrize(
     ("value", "sql"),
     [
@@ -105,7 +112,7 @@ def test_pairs_of_a_mapping_are_ranges_unless_they_begin_with_an_operator() -> N
     ],
 )
 def test_values_of_python_and_numpy_become_literals(value: Any, sql: str) -> None:
-    assert parse_where({"x": value}).sql.startswith(f"x = {sql}")
+    assert parse_where({"x": ("=", value)}).sql.startswith(f"x = {sql}")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +150,7 @@ def test_anything_else_shows_the_place_and_the_grammar(text: str, at: str, word:
         [("x", "between", (1, 2, 3))],
         {"x": (1, 2, 3)},
         {"x": (1, "a")},
+        {"x": ["a", None]},
         {"x": ("=>", "a")},
         {"x": slice(1, 3, 2)},
         {"x": (float("nan"), None)},
