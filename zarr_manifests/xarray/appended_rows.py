@@ -86,7 +86,7 @@ def plan_append(
         raise AlreadyExistsError(
             f"{_told(dim, given[known])} there already; nothing was written. "
             "Pass on_existing='skip' to append only new labels, or on_existing='replace' to "
-            "overwrite existing ones"
+            "overwrite existing ones; of a virtual dataset, leave those rows out"
         )
     appended = np.flatnonzero(~known)
     if not keep_order:

@@ -60,6 +60,10 @@ def planned_references(
             "3: write to another group, with group=..."
         )
     node = None if part.mode == "w" else contents_of(store).node(path)
+    if node is not None and name == part.append_dim:  # which are there already is not known
+        raise InvalidArgumentError(
+            f"labels of {name!r} are virtual: open files with loadable_variables=[{name!r}, ...]"
+        )
     if node is None and (region is not None or part.mode == "r+"):
         raise NotFoundError(f"there is no array /{path} to write to")
     if node is not None and node.array is None:

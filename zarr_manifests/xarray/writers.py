@@ -332,7 +332,8 @@ def write_virtual(
         `w-`, the default, writes where no arrays are; `w` replaces the group and all below it; `a`
         writes over existing variables and adds others; `r+` writes over existing ones only.
     append_dim : hashable, optional
-        Append along this dimension; if the group has no data yet, it is created.
+        Append along this dimension; if the group has no data yet, it is created. Its labels must be
+        loadable, to be compared with those that are there.
     region : mapping of str to slice or "auto", or "auto", optional
         Write to whole chunks of existing arrays, by dimension. With `"auto"`, where the existing
         coordinate has the values of the dataset's; a dimension without one is written whole.
@@ -355,7 +356,8 @@ def write_virtual(
         If the group or array to write to does not exist.
     InvalidArgumentError
         If what is appended does not fit what is there: another type, codec, chunk shape, encoding
-        or shape, or a last chunk that is only partly filled; or values that `write` would refuse.
+        or shape, or a last chunk that is only partly filled; or if labels to append are virtual, or
+        `write` would refuse values.
         Also if options exclude each other.
     MissingChunkError
         If a file below a container is not there.

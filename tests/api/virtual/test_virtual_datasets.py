@@ -191,7 +191,7 @@ def test_files_do_not_begin_within_a_chunk_that_others_have_begun(
 
 def test_a_file_is_not_appended_twice(repo: zm.Repository, tmp_path: Path) -> None:
     zm.write(opened(saved(tmp_path, 0)), repo)  # which knows virtual variables too
-    first, later = (opened(saved(tmp_path, 1), names) for names in ((), ("time",)))
+    later = opened(saved(tmp_path, 1), ("time",))
     zm.virtual.write(later, repo, append_dim="time")
     with pytest.raises(AlreadyExistsError, match="of 'time' are there already"):
         zm.virtual.write(later, repo, append_dim="time")
@@ -199,9 +199,23 @@ def test_a_file_is_not_appended_twice(repo: zm.Repository, tmp_path: Path) -> No
         with pytest.raises(InvalidArgumentError, match="leave those rows out"):
             zm.write(later, repo, append_dim="time", on_existing=existing)
     xr.testing.assert_equal(read(repo), expect(saved(tmp_path, 0), saved(tmp_path, 1)))
-    zm.virtual.write(first, repo, group="all virtual")
-    zm.virtual.write(first, repo, group="all virtual", append_dim="time")
-    assert read(repo, "all virtual").sizes["time"] == 2 * HOURS
+
+
+def test_labels_that_are_not_loaded_are_not_appended_by(
+    repo: zm.Repository, tmp_path: Path
+) -> None:
+    """Or the same file would be appended twice, and the labels be unsorted."""
+    path = saved(tmp_path, 0)
+    zm.virtual.write(opened(path, ()), repo, append_dim="time")  # the first, so it only creates
+    before = repo.list_branches()
+    for again in (opened(path, ()), opened(path, ("x",))):
+        with pytest.raises(InvalidArgumentError, match=r"with loadable_variables=\['time', ...\]"):
+            zm.virtual.write(again, repo, append_dim="time", check=False)
+    with pytest.raises(AlreadyExistsError, match="of a virtual dataset, leave those rows out"):
+        zm.virtual.write(opened(path), repo, append_dim="time")
+    assert repo.list_branches() == before
+    zm.virtual.write(opened(saved(tmp_path, 1)), repo, append_dim="time")
+    xr.testing.assert_equal(read(repo), expect(path, saved(tmp_path, 1)))
 
 
 def test_other_labels_are_refused(repo: zm.Repository, tmp_path: Path) -> None:
