@@ -936,7 +936,8 @@ class Diff(Report, Struct, frozen=True, eq=False):
         `attributes.units`, with their values before and after; None where there was none.
     cells : mapping of str to int64[n]
         If values were compared: how many cells of each of these chunks have another value. Cells of
-        only one version, because the array has another shape, are not compared.
+        only one version, because the array has another shape, are not compared; `fields` then has
+        both shapes.
     steps : mapping of str to tuple of float
         If values were compared: the least and the greatest difference, new minus old, over the
         changed cells that are numbers in both versions; an array without any is left out. Values

@@ -433,7 +433,8 @@ class Repository:
 
         With `values=True`, the chunks and cells of one array that have other values. The chunks
         that may differ are then read in both versions and compared; which these are follows from
-        the history. An array that was made anew in between is compared whole.
+        the history. An array that was made anew in between is compared whole. Cells that an array
+        has gained or lost are not compared: its two shapes are in the report.
 
         Parameters
         ----------

@@ -31,8 +31,9 @@ _AT_ONCE: Final = 16
 
 
 def value_changes(context: Context, old: Session, new: Session, path: str) -> Diff:
-    """The cells of an array that differ between the snapshots of two sessions.
+    """The cells of an array that differ between the snapshots of two sessions, and its shape.
 
+    Cells of only one version are not compared; the shapes say that there are some.
     It may have been moved in between; then the path is either of both. `progress` is told how many
     commits were read, then how many chunks.
 
@@ -66,15 +67,16 @@ def value_changes(context: Context, old: Session, new: Session, path: str) -> Di
     batches = map(compared, batched(due, _AT_ONCE))
     told = counted("comparing chunks", chain.from_iterable(batches), count)
     changed = [(at, cells, steps) for at, (cells, steps) in told if cells]
-    if not changed:
-        return Diff()
-    steps = [step for *_, each in changed for step in each]
     name = absolute(path)
+    lengths = {name: {"shape": (was.shape, now.shape)}} if was.shape != now.shape else {}
+    steps = [step for *_, each in changed for step in each]
     return Diff(
-        chunks={name: np.array([at for at, *_ in changed], np.int64)},
+        updated=tuple(lengths),
+        chunks={name: np.array([at for at, *_ in changed], np.int64)} if changed else {},
         grids={name: now.grid.shape},
         dimensions={name: now.dimension_names} if now.dimension_names else {},
-        cells={name: np.array([cells for _, cells, _ in changed], np.int64)},
+        fields=lengths,
+        cells={name: np.array([cells for _, cells, _ in changed], np.int64)} if changed else {},
         steps={name: (min(steps), max(steps))} if steps else {},
     )
 

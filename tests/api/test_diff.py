@@ -34,8 +34,23 @@ def test_values_of_an_array_of_another_shape(repo: Repository) -> None:
         a[0, 0] = 4
     found = repo.diff("main~1", "main", "a", values=True)
     assert (found.chunks["/a"].tolist(), found.cells["/a"].tolist()) == ([[0, 0]], [1])
+    assert found.updated == ("/a",)
+    assert "shape: (4, 6) to (5, 6)" in str(found)
     back = repo.diff("main", "main~1", "a", values=True)
     assert (back.chunks["/a"].tolist(), back.cells["/a"].tolist()) == ([[0, 0]], [1])
+
+
+def test_values_of_an_array_that_has_only_grown_are_not_told_as_unchanged(
+    repo: Repository,
+) -> None:
+    with repo.transaction(message="append a row") as store:
+        a = zarr.open_array(store, path="a")
+        a.resize((6, 6))
+        a[4:] = 7
+    found = repo.diff("main~1", "main", "a", values=True)
+    assert str(found).splitlines() == ["~ /a", "    shape: (4, 6) to (6, 6)"]
+    assert found
+    assert not found.chunks
 
 
 def test_values_follow_what_is_at_the_path_in_the_newer_version(repo: Repository) -> None:

@@ -183,18 +183,13 @@ def run_diff(
     """
     if direct and values:
         raise InvalidArgumentError("give --direct or --values")
-    if values:
-        return _told_values(repo, start, end)
-    return repo.diff(start, end, symmetric=not direct)
-
-
-def _told_values(repo: Repo, start: str, end: str) -> Told:
-    """The changed values of arrays, and how many there are in each chunk."""
-    diff = repo.diff(start, end, symmetric=False)
-    arrays = sorted({*diff.grids} - ({*diff.created} - {*diff.deleted}))
-    found = [repo.diff(start, end, path, values=True) for path in arrays]
-    lines: list[object] = []
-    for one in filter(None, found):
+    diff = repo.diff(start, end, symmetric=not direct and not values)
+    if not values:
+        return diff
+    arrays = sorted({*diff.grids, *diff.truncated} - ({*diff.created} - {*diff.deleted}))
+    compared = [repo.diff(start, end, path, values=True) for path in arrays]
+    found, lines = [*filter(None, compared)], list[object]()
+    for one in found:
         lines.append(one)
         for path, chunks in one.chunks.items():
             for at, count in zip(chunks.tolist(), one.cells[path].tolist(), strict=True):

@@ -89,6 +89,25 @@ def test_diff_between_branches_and_of_values(url: Path) -> None:
     (found,) = objects("diff", url, "main~1", "trial", "--values")
     assert (found["chunks"], found["cells"]) == ({"/air/t": [[0, 0], [0, 1]]}, {"/air/t": [3, 3]})
     assert found["steps"] == {"/air/t": [95, 100]}
+    assert lines("diff", url, "trial", "trial", "--values") == ["no changes"]
+
+
+def test_diff_of_values_after_an_append_tells_of_it(url: Path) -> None:
+    """And of arrays that are cut, and of each that has changed, with an object for each."""
+    with zm.open(url).transaction(message="grow one, cut the other") as store:
+        t, depth = (zarr.open_array(store, path=path) for path in ("air/t", "depth"))
+        t.resize((t.shape[0] + 2, t.shape[1]))
+        t[-1] = 7
+        depth.resize((1,))
+    told = lines("diff", url, "main~1", "main", "--values")
+    assert told == [
+        "~ /air/t",
+        "    shape: (4, 6) to (6, 6)",
+        "~ /depth",
+        "    shape: (4,) to (1,)",
+    ]
+    found = objects("diff", url, "main~1", "main", "--values")
+    assert [one["updated"] for one in found] == [["/air/t"], ["/depth"]]
 
 
 def test_cat_prints_a_corner_or_an_index(url: Path) -> None:
