@@ -1052,7 +1052,7 @@ def field_lines(fields: Fields) -> Iterator[str]:
 def _cells_text(counts: IndexArray, steps: tuple[float, float] | None) -> str:
     """How many cells have changed, and by how much."""
     told = count_text(int(counts.sum()), "changed cell")
-    return told if steps is None else f"{told} by {steps[0]:g} to {steps[1]:g}"
+    return told if steps is None else f"{told} by {steps[0]:g} to {steps[1]:g}, as stored"
 
 
 def _chunks_text(chunks: IndexArray) -> str:

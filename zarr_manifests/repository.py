@@ -481,7 +481,7 @@ class Repository:
         >>> found = repo.diff("main", "experiment", "a", values=True)
         >>> print(found)
           /a: 1 chunk: (1,)
-            1 changed cell by 2 to 2
+            1 changed cell by 2 to 2, as stored
         >>> found.chunks["/a"].tolist(), found.cells["/a"].tolist()
         ([[1]], [1])
         """

@@ -64,7 +64,7 @@ def run_cat(
     at: str = "main",
     limit: Annotated[int, {"min": 1}] = 1000,
 ) -> object:
-    """Print values of an array: by default its first corner, or an index.
+    """Print values of an array, as stored: by default its first corner, or an index.
 
     Parameters
     ----------
@@ -87,8 +87,7 @@ def run_cat(
     session = repo.readonly_session(at)
     node = contents_of(session.store).array_at(array)
     shape = node.array_meta.shape
-    asked: Sequence[int | range]
-    asked = _corner(shape, limit) if index is None else chosen_axes(index, shape)
+    asked: Any = _corner(shape, limit) if index is None else chosen_axes(index, shape)
     chosen = [one if isinstance(one, range) else range(one, one + 1) for one in asked]
     count = math.prod(map(len, chosen))
     if count > limit:
@@ -102,10 +101,10 @@ def run_cat(
         where = (slice(one.start, max(one.start, one.stop), one.step) for one in chosen)
         values: Any = found[tuple(where)]
     (row,) = hierarchy({node.path: node})
-    head = " ".join(filter(None, (f"/{node.path}", row.dimensions, row.type, row.units)))
+    unit = "as stored" if {"scale_factor", "add_offset"} & {*attributes_of(node)} else row.units
+    head = " ".join(filter(None, (f"/{node.path}", row.dimensions, row.type, unit)))
     parts = (f"{one.start}:{one.stop}" + f":{one.step}" * (one.step != 1) for one in chosen)
-    width = console().width
-    text = np.array2string(np.asarray(values), threshold=sys.maxsize, max_line_width=width)
+    text = np.array2string(np.asarray(values), console().width, threshold=sys.maxsize)
     lines = [styled(head, "yellow"), styled(f"[{', '.join(parts)}]", "dim"), *text.split("\n")]
     record = {
         "path": f"/{node.path}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_diff_between_branches_and_of_values(url: Path) -> None:
     ]
     assert lines("diff", url, "main~1", "trial", "--values") == [
         "  /air/t: 2 chunks: (0, 0), (0, 1)",
-        "    6 changed cells by 95 to 100",
+        "    6 changed cells by 95 to 100, as stored",
         "    (0, 0): 3 cells",
         "    (0, 1): 3 cells",
     ]
@@ -108,6 +109,20 @@ def test_diff_of_values_after_an_append_tells_of_it(url: Path) -> None:
     ]
     found = objects("diff", url, "main~1", "main", "--values")
     assert [one["updated"] for one in found] == [["/air/t"], ["/depth"]]
+
+
+def test_values_of_packed_arrays_are_told_as_stored(url: Path) -> None:
+    """And not with a unit that they only have once they are decoded."""
+    packing = {"units": "K", "scale_factor": 0.005, "add_offset": 280.0}
+    with zm.open(url).transaction(message="pack") as store:
+        how: Any = {"shape": (2,), "chunks": (2,), "dtype": "i2", "attributes": packing}
+        zarr.create_array(store, name="packed", **how)[:] = [-7073, 551]
+    with zm.open(url).transaction(message="warm by 5 K") as store:
+        zarr.open_array(store, path="packed")[0] = -6073
+    head, _, row = lines("cat", url, "packed")
+    assert (head, row) == ("/packed (2) int16 as stored", "[-6073   551]")
+    told = str(zm.open(url).diff("main~1", "main", "packed", values=True))
+    assert told.endswith("1 changed cell by 1000 to 1000, as stored")
 
 
 def test_cat_prints_a_corner_or_an_index(url: Path) -> None:
