@@ -267,7 +267,7 @@ def _grouped(at: Any, dim: str, how: str | None) -> tuple[str, Any, IndexArray]:
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(
             f"by='{dim}.{how}': give a part of a time, as in 'time.month', or a frequency of "
-            f"xarray, as in 'time.MS', along a dimension of times ({type(error).__name__})"
+            "xarray, as in 'time.MS', along a dimension of times"
         ) from error
     return dim, labels.variable, codes
 

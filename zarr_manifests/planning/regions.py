@@ -137,7 +137,7 @@ def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
     for path, node in nodes.items():
         if lies_below(key_of(path), new):
             raise AlreadyExistsError(
-                f"there is something at /{new}: /{key_of(path)}; delete it first"
+                f"/{key_of(path)} is there, and would be replaced: delete it first"
             )
         if node.kind is NodeKind.ARRAY and lies_below(new, path):
             raise InvalidArgumentError(f"/{new} would lie below the array /{path}")

@@ -50,7 +50,7 @@ def test_show_says_what_a_commit_is_and_did(url: Path) -> None:
     assert first.endswith("(trial)")
     assert message.startswith("    correct a row  [2 chunks")
     assert rest == [f"parent  {info.parent_id}", "  /air/t: 2 chunks: (0, 0), (0, 1)"]
-    assert 'source  "a\\ntest"' in lines("show", url, "main~1")
+    assert "source  a\n        test\n" in "\n".join(lines("show", url, "main~1"))
     assert lines("show", url, "main~2")[-1].endswith("it is the first")
     (found,) = objects("show", url, "trial")
     assert (found["snapshot_id"], found["branches"], found["tags"]) == (info.id, ["trial"], [])
@@ -109,6 +109,12 @@ def test_diff_of_values_after_an_append_tells_of_it(url: Path) -> None:
     ]
     found = objects("diff", url, "main~1", "main", "--values")
     assert [one["updated"] for one in found] == [["/air/t"], ["/depth"]]
+
+
+def test_errors_name_what_there_is_and_options_of_the_command_line(url: Path) -> None:
+    taken = call("mv", url, "air", "depth").stderr
+    assert "/depth is there, and would be replaced: delete it first" in taken
+    assert "`recover --to`" in call("recover", url).stderr
 
 
 def test_values_of_packed_arrays_are_told_as_stored(url: Path) -> None:
