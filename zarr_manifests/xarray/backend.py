@@ -287,8 +287,9 @@ class DatasetAccessor:
             The variable. Its values must not be loaded, which `cache=False` avoids, or changed;
             with dask arrays, it must be whole, and `indexers` select of it.
         indexers, by, weights
-            As in `Session.summarize`. Labels are those of the dataset. Weights are names, of what
-            is stored: `Session.summarize` takes numbers, too.
+            As in `Session.summarize`, but the indexers are labels by dimension, and no text. Labels
+            are those of the dataset. Weights are names, of what is stored: `Session.summarize`
+            takes numbers, too.
 
         Returns
         -------
