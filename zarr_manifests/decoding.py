@@ -716,5 +716,7 @@ def decoded(
             return found.to_numpy().reshape(stored.shape)
         except (ValueError, OverflowError, TypeError) as error:
             raise InvalidArgumentError(
-                f"{what} cannot be decoded: {error}. With decode_times=False, times stay numbers"
+                f"{what} cannot be decoded: {str(error).partition('. Try opening')[0]}. Correct "
+                "its attributes; `chunks_where` and Spark can read times as numbers, by "
+                "decode_times=False"
             ) from error

@@ -68,7 +68,7 @@ def known_as(name: object, known: Iterable[str]) -> str:
     return f"known are {', '.join(sorted(names)[:40])}" if names else "there are none"
 
 
-def listed(items: Iterable[object], most: int = 5) -> str:
+def listed(items: Iterable[object], most: int = 5, between: str = ", ") -> str:
     """The first of the items, and how many others there are; `none` if there are none.
 
     Examples
@@ -78,7 +78,7 @@ def listed(items: Iterable[object], most: int = 5) -> str:
     """
     told = list(map(str, items))
     more = f" and {len(told) - most:,} more" if len(told) > most else ""
-    return (", ".join(told[:most]) or "none") + more
+    return (between.join(told[:most]) or "none") + more
 
 
 def count_text(count: int, noun: str) -> str:

@@ -247,7 +247,7 @@ def write_error(error: BaseException | str) -> None:
     mark = typer.style("error:", fg=typer.colors.RED, bold=True)
     color = None if sys.stderr.isatty() else False
     is_plain = isinstance(error, WhereError)  # which shows a place by lines of its own
-    shown = plain_text(on_command_line(text), lines=is_plain).replace("\\n  ", "\n  ")  # a list
+    shown = plain_text(on_command_line(text), lines=is_plain)
     typer.echo(f"{mark} {shown}", err=True, color=color)
     for conflict in conflicts:
         typer.echo(f"  {conflict}", err=True)

@@ -413,7 +413,9 @@ def _in_order(
             bad.append((file, f"its labels of {dim!r} are not in order: {second} after {first}"))
         elif last is not None and not step(last, labels[0]):
             text = f"its labels of {dim!r} begin at {label_text(labels[0])}"
-            bad.append((file, f"{text}, and {whose} ends at {label_text(last)}"))
+            at = None if there is None else rows_of_labels(there, labels)
+            also = "" if at is None else ". All of them are there already: leave the file out"
+            bad.append((file, f"{text}, and {whose} ends at {label_text(last)}{also}"))
         else:
             sound.append(file)
             last, whose = labels[-1], file.url

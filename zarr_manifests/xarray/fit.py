@@ -449,8 +449,9 @@ def told(name: str) -> Iterator[None]:
         raise
     except _FAILURES as error:
         raise InvalidArgumentError(
-            f"{name!r} could not be read back, for {type(error).__name__}: {error}. Nothing is "
-            "committed. Change its encoding or its values"
+            f"{name!r} could not be read back, for {type(error).__name__}: "
+            f"{str(error).partition('. Try opening')[0]}. Its encoding, such as units and "
+            "calendar, cannot hold its values: change either. Nothing is committed"
         ) from error
 
 
@@ -497,7 +498,9 @@ def explained(ds: xr.Dataset, fits: Mapping[str, Fit]) -> Iterator[None]:
             f"{found.given} {_place(ds, fit.name, found.index)}would be read back as {found.read}"
             for found in error.misfits
         )
-        where, way = "the array that is there", "write the array anew, with room for both"
+        units = fit.attributes.get("units")
+        where = "the array that is there" + f" ({units})" * bool(units)
+        way = "write the array anew, with room for both"
         if fit.stored is None:
             where = "their encoding"
             way = (

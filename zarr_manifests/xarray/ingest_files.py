@@ -336,9 +336,14 @@ class _Ingestion(Struct, kw_only=True, dict=True):
             self.waiting.pop(url, None)
         if not self.failed or self.reports:
             return
+        alike: dict[str, list[str]] = {}
+        for file in self.failed.values():
+            alike.setdefault(file.what, []).append(file.key)
+        told = listed((f"{listed(keys)}: {why}" for why, keys in alike.items()), between="; ")
+        skip = ". Give on_error='report' to leave such files out" if self.waiting else ""
+        count = count_text(len(self.failed), "file")
         raise InvalidArgumentError(
-            f"{count_text(len(self.failed), 'file')} cannot be ingested; nothing was committed. "
-            f"Give on_error='report' to leave such files out: {listed(self.failed.values())}"
+            f"{count} cannot be ingested; nothing was committed{skip}: {told}"
         )
 
     def _write_all(self, repository: Repository) -> None:

@@ -131,7 +131,16 @@ def told_of(url: str) -> Iterator[None]:
     except (ImportError, FailedFilesError):
         raise
     except Exception as error:
-        raise FailedFilesError(Problem(url, f"{type(error).__name__}: {error}")) from error
+        raise FailedFilesError(Problem(url, _why(error, url))) from error
+
+
+def _why(error: Exception, url: str) -> str:
+    if "installed IO backends" in str(error):  # and advice that is of no use here
+        return "it is empty, or no netCDF or HDF5 file"
+    if isinstance(error, FileNotFoundError) and "*" in urllib.parse.unquote(url):
+        return "there is no such file, and a pattern has to be expanded first, as by Path.glob"
+    kind = "" if isinstance(error, InvalidArgumentError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"
 
 
 class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):

@@ -79,9 +79,9 @@ def test_files_are_imported_each_once(repo: Path, tmp_path: Path) -> None:
     assert (read.t.values.tolist(), list(read)) == ([0, 1, 2], ["t"])
     (tmp_path / "no.nc").write_text("nothing")
     wrong = "import", "netcdf", repo, tmp_path / "no.nc", "--variable", "t"
-    said = call(*wrong, code=2)
-    assert "Give --skip to leave such files out: " in said
-    assert "no.nc: " in said
+    assert "no.nc: it is empty, or no netCDF or HDF5 file" in call(*wrong, code=2)
+    (tmp_path / "more.nc").write_bytes(paths[0].read_bytes())
+    assert "Give --skip to leave such files out: " in call(*wrong, tmp_path / "more.nc", code=2)
     assert "1 left out" in call(*wrong, "--skip")
 
 

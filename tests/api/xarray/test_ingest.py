@@ -403,6 +403,55 @@ def test_a_day_that_came_late_is_not_ingested_again(tmp_path: Path) -> None:
     assert zm.ingest([save(day(5), tmp_path / "5.nc")], place, **how).added
 
 
+def refused(files: Any, place: Path, dim: str = "time") -> str:
+    with pytest.raises(InvalidArgumentError) as caught:
+        zm.ingest(files, place, append_dim=dim)
+    return str(caught.value).replace(f"{place.parent.as_uri()}/", "")
+
+
+def test_what_is_wrong_with_several_files_is_told_once(files: list[Path], tmp_path: Path) -> None:
+    place, empty, text = (tmp_path / name for name in ("r", "empty.nc", "text.nc"))
+    empty.touch()
+    text.write_text("hello\n" * 100)
+    none = "2 files cannot be ingested; nothing was committed"
+    bad = ": empty.nc, text.nc: it is empty, or no netCDF or HDF5 file"
+    assert refused([empty, text], place) == none + bad
+    skip = ". Give on_error='report' to leave such files out"
+    assert refused([empty, files[0], text], place) == none + skip + bad
+    lacks = "0.nc, 1.nc: it has no dimension 'tme', and no variable of that name"
+    assert refused(files[:2], place, "tme") == f"{none}: {lacks}"
+    pattern = refused(str(tmp_path / "*.nc"), place)
+    assert pattern.endswith("a pattern has to be expanded first, as by Path.glob")
+
+
+def test_labels_that_are_there_already_are_told(files: list[Path], tmp_path: Path) -> None:
+    place = tmp_path / "r"
+    zm.ingest([files[1], files[3]], place, append_dim="time")
+    moved = files[1].rename(tmp_path / "moved.nc")
+    already = ". All of them are there already: leave the file out"
+    assert refused([moved], place).endswith(f"what is there ends at 2024-01-08{already}")
+    assert refused([files[2]], place).endswith("what is there ends at 2024-01-08")
+
+
+def test_units_of_the_year_0_need_a_function(tmp_path: Path) -> None:
+    file = tmp_path / "climatology.nc"
+    early = day(0).assign_coords(time=("time", [0, 24], {"units": "hours since 0000-01-01"}))
+    save(early, file)
+    told = refused([file], tmp_path / "r")
+    assert "Try opening" not in told
+    assert told.endswith(
+        "Its encoding, such as units and calendar, cannot hold its values: change either"
+    )
+
+    def shifted(path: str) -> xr.Dataset:
+        ds = xr.open_dataset(path, engine="scipy", decode_times=False)
+        ds.time.attrs["units"] = "hours since 1970-01-01"
+        return ds
+
+    zm.ingest([file], tmp_path / "r", append_dim="time", open=shifted)
+    assert str(opened(tmp_path / "r").time.values[1])[:10] == "1970-01-02"
+
+
 def test_units_that_mean_nothing_are_told_with_the_file(tmp_path: Path) -> None:
     raw = xr.Dataset({"t": ("time", [1.0])}, {"time": ("time", [3], {"units": "hours since 0000"})})
     raw.to_netcdf(tmp_path / "odd.nc", engine="scipy", unlimited_dims=["time"])
