@@ -650,6 +650,8 @@ class VerifyReport(Report, Struct, frozen=True):
     unguarded : int
         Different byte ranges of files elsewhere that virtual chunks refer to without an etag or a
         time, so that a change of the file is not noticed. They are no problems.
+    virtual_files : int
+        Files elsewhere that virtual chunks lie in, in any version. None of them was looked at.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -658,6 +660,7 @@ class VerifyReport(Report, Struct, frozen=True):
     chunks: int = 0
     nbytes: int = 0
     unguarded: int = 0
+    virtual_files: int = 0
 
     @property
     def ok(self) -> bool:
@@ -672,7 +675,9 @@ class VerifyReport(Report, Struct, frozen=True):
         found = "sound" if self.ok else count_text(len(self.problems), "problem")
         chunks = f"{count_text(self.chunks, 'chunk')} in {count_text(self.chunk_objects, 'object')}"
         objects = count_text(self.objects, "metadata object")
-        yield f"{found}: {objects}, {chunks}, {bytes_text(self.nbytes)}"
+        files = count_text(self.virtual_files, "file")
+        unseen = f"; not looked at: {files} with virtual chunks" * (self.virtual_files > 0)
+        yield f"{found}: {objects}, {chunks}, {bytes_text(self.nbytes)}{unseen}"
 
 
 class CloneReport(Report, Struct, frozen=True):

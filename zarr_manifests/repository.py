@@ -1257,6 +1257,8 @@ class Repository:
     def verify(self, *, run: Run | None = None) -> VerifyReport:
         """Read every object that can be reached, and report what is missing or damaged.
 
+        Files elsewhere that virtual chunks lie in are counted, and not looked at.
+
         Parameters
         ----------
         run : callable, optional

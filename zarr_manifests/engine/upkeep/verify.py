@@ -6,8 +6,8 @@ is referenced is compared. Beyond single objects it checks: snapshots agree with
 bundles and logs; leaves of a base do not overlap; counters are right; pages have the expected
 names; archives have the expected versions, and no archive of an operation is missing.
 
-Problems are collected, not raised. Virtual chunks are stored elsewhere and not checked; those in
-files of no known version are counted.
+Problems are collected, not raised. Virtual chunks are stored elsewhere and not checked: their files
+are counted, and the chunks in files of no known version.
 
 Others may write and collect concurrently. The root is read first, so everything it needs existed
 then. Objects that a collection has deleted since are not needed by any later root. So if there are
@@ -46,11 +46,7 @@ from zarr_manifests.engine.base_pages import BasePages, index_of
 from zarr_manifests.engine.differences import delta_of
 from zarr_manifests.engine.totals import amounts_of
 from zarr_manifests.engine.view import ReadContext, SnapshotView
-from zarr_manifests.errors import (
-    CorruptObjectError,
-    ManifestsError,
-    ObjectNotFoundError,
-)
+from zarr_manifests.errors import CorruptObjectError, ManifestsError, ObjectNotFoundError
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import (
     Base,
@@ -72,12 +68,7 @@ from zarr_manifests.format.snapshot import (
 )
 from zarr_manifests.ids import crc32c
 from zarr_manifests.keys import absolute
-from zarr_manifests.planning.garbage import (
-    ChunkRanges,
-    Rows,
-    first_archive_kept,
-    parts,
-)
+from zarr_manifests.planning.garbage import ChunkRanges, Rows, first_archive_kept, parts
 from zarr_manifests.planning.packing import orphans
 from zarr_manifests.planning.tables import Amount, alive_amounts, part_order, sums_of
 from zarr_manifests.progress import counted, expect, tell
@@ -196,6 +187,7 @@ class _Findings(Struct):
     """Ranges of objects that were read, where all match their checksums."""
     unguarded: set[tuple[str, int, int]] = set()
     """Location, offset and length of virtual chunks in files of no known version."""
+    files: set[str] = set()  # locations of files that virtual chunks lie in
     run: Run = map
     """Runs the tasks that read chunks."""
 
@@ -225,7 +217,7 @@ def verify(context: ReadContext, run: Run = map) -> VerifyReport:
             break
         before = found.problems.keys()
     problems = tuple(found.problems.values())
-    return VerifyReport(problems, found.objects, *counts, len(found.unguarded))
+    return VerifyReport(problems, found.objects, *counts, len(found.unguarded), len(found.files))
 
 
 def _has_changed(context: ReadContext, root: Root) -> bool:
@@ -505,6 +497,7 @@ def _check_newest(context: ReadContext, archived: dict[int, Root], found: _Findi
 
 def _add_unguarded(found: _Findings, table: ChunkTable) -> None:
     files = table.virtual
+    found.files.update(file.location for file in files)
     loose = np.array([not file.is_dated for file in files], np.bool_)
     if loose.any():
         rows = np.flatnonzero(table.kind == RefKind.VIRTUAL)
