@@ -179,7 +179,13 @@ def status_of(error: ManifestsError) -> int:
 async def failed(request: Request, error: Exception) -> Response:
     """The answer to a request that failed: the error as plain text."""
     assert isinstance(error, ManifestsError)
-    return PlainTextResponse(f"{error}\n", status_of(error), {"Cache-Control": "no-store"})
+    return PlainTextResponse(f"{text_of(error)}\n", status_of(error), {"Cache-Control": "no-store"})
+
+
+def text_of(error: ManifestsError) -> str:
+    """What a client is told of an error: of a version, not where the server looked for it."""
+    gone = "there is no such version, or it has expired: the first page of the server lists them"
+    return gone if isinstance(error, SnapshotExpiredError) else str(error)
 
 
 class _Value(Struct, frozen=True):

@@ -37,7 +37,7 @@ from zarr_manifests.picturing import ChunkMap, as_table
 from zarr_manifests.picturing.graph import graph_shapes
 from zarr_manifests.reports import Diff, SnapshotInfo, moved_tops
 from zarr_manifests.repository import graph_of
-from zarr_manifests.serving.answers import Answers, status_of, version_of
+from zarr_manifests.serving.answers import Answers, status_of, text_of, version_of
 from zarr_manifests.texts import bytes_text, count_text, time_text, written_text
 from zarr_manifests.versions import refs_by_snapshot
 
@@ -104,7 +104,7 @@ class Pages:
                     return await self._answers.run(partial(view, request))
             except ManifestsError as error:
                 status = status_of(error)
-                told = {"title": _TITLES.get(status, "Something is wrong"), "text": str(error)}
+                told = {"title": _TITLES.get(status, "Something is wrong"), "text": text_of(error)}
                 return self._render(request, "error.html", status, **told)
 
         return endpoint

@@ -77,6 +77,8 @@ def test_not_found_means_never_written_and_nothing_else(repo: zm.Repository, url
         "/elsewhere": 404,
     }
     assert {path: get(url, path).status for path in expected} == expected
+    gone = "there is no such version, or it has expired: the first page of the server lists them\n"
+    assert {get(url, path).text for path, status in expected.items() if status == 410} == {gone}
 
 
 def chunk_objects(session: zm.Session, path: str) -> tuple[Any, list[str]]:
