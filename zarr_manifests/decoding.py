@@ -717,6 +717,5 @@ def decoded(
         except (ValueError, OverflowError, TypeError) as error:
             raise InvalidArgumentError(
                 f"{what} cannot be decoded: {str(error).partition('. Try opening')[0]}. Correct "
-                "its attributes; `chunks_where` and Spark can read times as numbers, by "
-                "decode_times=False"
+                "its attributes; chunks_where and Spark read times as numbers by decode_times=False"
             ) from error

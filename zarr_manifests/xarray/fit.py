@@ -503,10 +503,7 @@ def explained(ds: xr.Dataset, fits: Mapping[str, Fit]) -> Iterator[None]:
         way = "write the array anew, with room for both"
         if fit.stored is None:
             where = "their encoding"
-            way = (
-                f"give another encoding={{{fit.name!r}: ...}}, or drop the one that came with the "
-                f"data, by ds[{fit.name!r}].encoding.clear()"
-            )
+            way = f"give another encoding, or drop the data's: ds[{fit.name!r}].encoding = {{}}"
         raise InvalidArgumentError(
             f"values of {fit.name!r} do not fit {where}: {told}. Nothing is committed. Correct the "
             f"values, or {way}; check=False writes them as they are"

@@ -339,12 +339,10 @@ class _Ingestion(Struct, kw_only=True, dict=True):
         alike: dict[str, list[str]] = {}
         for file in self.failed.values():
             alike.setdefault(file.what, []).append(file.key)
-        told = listed((f"{listed(keys)}: {why}" for why, keys in alike.items()), between="; ")
+        whys = (f"{listed(keys)}: {why}" for why, keys in alike.items())
+        told = f"{count_text(len(self.failed), 'file')} cannot be ingested; nothing was committed"
         skip = ". Give on_error='report' to leave such files out" if self.waiting else ""
-        count = count_text(len(self.failed), "file")
-        raise InvalidArgumentError(
-            f"{count} cannot be ingested; nothing was committed{skip}: {told}"
-        )
+        raise InvalidArgumentError(f"{told}{skip}: {listed(whys, between='; ')}")
 
     def _write_all(self, repository: Repository) -> None:
         """Commit all files, again if others come first."""

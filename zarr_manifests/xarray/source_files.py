@@ -139,8 +139,8 @@ def _why(error: Exception, url: str) -> str:
         return "it is empty, or no netCDF or HDF5 file"
     if isinstance(error, FileNotFoundError) and "*" in urllib.parse.unquote(url):
         return "there is no such file, and a pattern has to be expanded first, as by Path.glob"
-    kind = "" if isinstance(error, InvalidArgumentError) else f"{type(error).__name__}: "
-    return f"{kind}{error}"
+    own = isinstance(error, InvalidArgumentError)
+    return str(error) if own else f"{type(error).__name__}: {error}"
 
 
 class SourceFiles(Struct, frozen=True, kw_only=True, dict=True):
