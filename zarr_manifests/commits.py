@@ -127,7 +127,7 @@ class SessionCommits:
                 check_now(self.writer.context, self.writer.branch, step)
             self.writer.copies.bring_in(discard=discard_unmerged)
             if not workspace.contents.changes and step is None and not allow_empty:
-                raise InvalidArgumentError("nothing to commit: the session has no changes")
+                raise InvalidArgumentError("nothing to commit: nothing was written or deleted")
             if message is None:  # now all that copies have written is known
                 request = replace(request, message=summary(workspace.contents))
             return self._land(request)

@@ -20,13 +20,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from zarr_manifests.runtime import ForkSafeLock
-from zarr_manifests.storage.protocol import (
-    Capabilities,
-    ReadableStorage,
-    ReadsInto,
-    Storage,
-    Token,
-)
+from zarr_manifests.storage.protocol import Capabilities, ReadableStorage, ReadsInto, Storage, Token
 
 
 class Metrics(Struct, frozen=True):

@@ -26,11 +26,7 @@ from zarr_manifests.engine.objects import SessionKeys
 from zarr_manifests.engine.overlay import node_path
 from zarr_manifests.engine.refs import DEFAULT_BRANCH, Refs
 from zarr_manifests.engine.view import Context
-from zarr_manifests.errors import (
-    ConflictError,
-    HistoryExpiredError,
-    InvalidArgumentError,
-)
+from zarr_manifests.errors import ConflictError, HistoryExpiredError, InvalidArgumentError
 from zarr_manifests.exporting import exports
 from zarr_manifests.format.root import check_ref_name
 from zarr_manifests.format.snapshot import CommitKind

@@ -31,12 +31,7 @@ from zarr_manifests.engine.change_set import ForkState
 from zarr_manifests.engine.forks import freeze, revive
 from zarr_manifests.engine.overlay import Entry, SessionView, Unread, freeze_reader, revive_reader
 from zarr_manifests.engine.workspace import INTERRUPTED, Workspace
-from zarr_manifests.errors import (
-    ManifestsError,
-    PickledStoreWarning,
-    ReadOnlyError,
-    plain_text,
-)
+from zarr_manifests.errors import ManifestsError, PickledStoreWarning, ReadOnlyError, plain_text
 from zarr_manifests.format.chunk_table import NativeRef
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.keys import directory

@@ -61,8 +61,11 @@ def test_expiry_goes_by_a_point_in_time() -> None:
     assert kept == {"main": 3}
     longer = day + timedelta(milliseconds=1)
     assert repository.expire_snapshots(max_age=longer).versions == {"main": 2}
-    with pytest.raises(InvalidArgumentError):
+    with pytest.raises(InvalidArgumentError, match="give keep "):
         repository.expire_snapshots()
+    wrong: Any = "30d"
+    with pytest.raises(InvalidArgumentError, match=r"timedelta\(days=30\), not '30d'"):
+        repository.clean(keep=wrong)
 
 
 def test_a_negative_time_is_refused_and_nothing_expires() -> None:

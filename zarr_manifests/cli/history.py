@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from rich.text import Text
@@ -142,8 +142,9 @@ def run_show(repo: Repo, version: str = "main") -> object:
     info = next(repo.ancestry(version, limit=1))
     refs = _refs(repo).get(info.id, ())
     facts = [("parent", info.parent_id or "none: it is the first")]
-    for name, one in info.metadata.items():
-        facts.append((name, one if isinstance(one, str) else dumps(plain(one), ensure_ascii=False)))
+    for name, value in info.metadata.items():
+        said = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+        facts.append((name, plain_text(said)))
     text: list[object] = [_entry(info, refs, short_ids([info.id])[info.id]), fact_table(facts)]
     changes = None
     if info.parent_id is not None:

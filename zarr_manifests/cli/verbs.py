@@ -20,12 +20,7 @@ from msgspec import Struct
 from rich.text import Text
 
 import zarr_manifests as zm
-from zarr_manifests.errors import (
-    ConflictError,
-    InvalidArgumentError,
-    WhereError,
-    plain_text,
-)
+from zarr_manifests.errors import ConflictError, InvalidArgumentError, WhereError, plain_text
 from zarr_manifests.progress import show_progress
 from zarr_manifests.rendering import PlainConsole
 from zarr_manifests.report import json_line
@@ -56,7 +51,7 @@ dry_run :
 json :
     Print JSON: one object on each line.
 authorize :
-    Read files at the places that are saved with it (`info`).
+    Read files at the places that are saved with it (`config show`).
 max_bytes :
     Bytes of metadata, and of a chunk that is copied, that are accepted.
 container : NAME=URL
@@ -170,12 +165,15 @@ _PIPED_WIDTH: Final = 200
 _WORDS: Final = {
     r"\breset_branch\b": "`branch --move`",
     r"\bgarbage_collect\(\)": "`clean`",
-    r"\bpass keep_last or max_age \(`clean`: keep\)": "give --keep a number or an age",
-    r"\bkeep_last\b": "--keep",
+    r"\bgive keep \([^)]*\)": "give --keep a number or an age",
+    r"\btimedelta\(days=30\)": "30d",
     r"\bon_error='report'": "--skip",
     r"\bon_changed='replace'": "--replace",
     r"\bsymmetric=False\b": "--direct",
     r"\bauthorize=\[[^\]]*\]": "--authorize",
+    r"\bvirtual_containers=\{[^}]*\}": "--authorize, after `config set` of virtual-containers,",
+    r"`zm\.recover\(repo, version\)`": "`recover --to`",
+    r"\bzm\.recover\b(?!`)": "`recover`",
     r"\bmax_bytes=": "--max-bytes",
     r"\bforce=True\b": "--force",
     r"\b(format|expected)='([\w-]*)'": r"--\1 \2",

@@ -96,12 +96,7 @@ from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import crc32c
 from zarr_manifests.planning.meaning import zones_of_chunks
 from zarr_manifests.storage import Storage
-from zarr_manifests.storage.protocol import (
-    REMOTE_CAPABILITIES,
-    Capabilities,
-    ReadsInto,
-    coalesce,
-)
+from zarr_manifests.storage.protocol import REMOTE_CAPABILITIES, Capabilities, ReadsInto, coalesce
 from zarr_manifests.virtual.virtual_refs import VirtualReader
 
 if TYPE_CHECKING:

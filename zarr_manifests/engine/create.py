@@ -156,8 +156,8 @@ def _check_no_objects(storage: Storage, keys: Iterable[str]) -> None:
             raise AlreadyExistsError(
                 f"{storage.url} is not empty (it holds {key!r}) and has no repository; choose an "
                 "empty place, or call zm.clone again if a clone was interrupted. If there was a "
-                "repository here, its object 'current' is lost: the newest archive under 'root/' "
-                "holds its last known state"
+                "repository here, its object 'current' is lost: zm.recover makes it anew from the "
+                "newest archive under 'root/'"
             )
 
 

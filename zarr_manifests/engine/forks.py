@@ -44,12 +44,7 @@ from zarr_manifests.engine.change_set import (
 )
 from zarr_manifests.engine.heartbeat import HeldLease
 from zarr_manifests.engine.leases import give_up, move, take
-from zarr_manifests.engine.node_edits import (
-    check_reporting,
-    close_token,
-    open_token,
-    read_reports,
-)
+from zarr_manifests.engine.node_edits import check_reporting, close_token, open_token, read_reports
 from zarr_manifests.engine.objects import ObjectReader, SessionKeys
 from zarr_manifests.engine.overlay import SessionView, freeze_reader, revived, same_chunk
 from zarr_manifests.engine.read_ahead import SnapshotPreload

@@ -619,7 +619,7 @@ def _check_txn(context: Context, tip: Branch, head: Snapshot, txn: Txn, branch: 
             f"version {txn.version} of {txn.app!r} comes after {shown(txn.after)}, but the last "
             f"one on branch {branch!r} is {shown(mark)}; nothing was committed. Versions between "
             "are missing, perhaps because the branch was reset or restored: commit them first, or "
-            "leave out `after` to skip them"
+            "leave out `after` to skip them. For a stream, take a new checkpoint and txn_app_id"
         )
 
 

@@ -53,11 +53,7 @@ from zarr_manifests.engine.landing import mark_conflicts, moved, take_zones
 from zarr_manifests.engine.refs import BranchMovedError, marks_of
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.workspace import Workspace
-from zarr_manifests.errors import (
-    Conflict,
-    ConflictError,
-    ConflictKind,
-)
+from zarr_manifests.errors import Conflict, ConflictError, ConflictKind
 from zarr_manifests.format.chunk_table import ChunkTable, RefKind
 from zarr_manifests.format.manifest import Delta, Node, grouped
 from zarr_manifests.format.root import Branch, Root
@@ -65,12 +61,7 @@ from zarr_manifests.format.snapshot import CommitKind, Snapshot
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import snapshot_id_of
 from zarr_manifests.planning.appends import Relocation, plan_relocation
-from zarr_manifests.planning.components import (
-    Changes,
-    Component,
-    apart,
-    with_shape,
-)
+from zarr_manifests.planning.components import Changes, Component, apart, with_shape
 from zarr_manifests.planning.conflict import (
     LISTED_CHUNKS,
     MarkStep,

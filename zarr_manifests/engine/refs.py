@@ -49,13 +49,7 @@ from zarr_manifests.errors import (
     SnapshotExpiredError,
     UnsupportedStorageError,
 )
-from zarr_manifests.format.root import (
-    Branch,
-    Root,
-    check_ref_name,
-    known_ref,
-    without,
-)
+from zarr_manifests.format.root import Branch, Root, check_ref_name, known_ref, without
 from zarr_manifests.format.snapshot import HistoryEntry, MarksPage, Snapshot
 from zarr_manifests.ids import is_snapshot_id, snapshot_id_of, snapshot_key
 from zarr_manifests.planning.conflict import NO_MARK

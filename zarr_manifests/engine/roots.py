@@ -202,7 +202,7 @@ class RootReader:
             tagged = self._storage.get_tagged(ROOT_KEY)
         except ObjectNotFoundError as error:
             outer = around(self._storage)
-            hint = f"{error}; make one with zm.create, or check the path"
+            hint = f"{error}; check the path, call zm.create, or, if the root is lost, zm.recover"
             if outer is not None:
                 hint = (
                     f"it lies inside the repository {outer}, whose groups are not folders: open "

@@ -73,10 +73,7 @@ from zarr_manifests.format.manifest import Node
 from zarr_manifests.format.root import Lease
 from zarr_manifests.format.snapshot import Snapshot
 from zarr_manifests.ids import lineage_of, object_key, session_of, session_start
-from zarr_manifests.planning.merge import (
-    rearranged,
-    without_unused_sessions,
-)
+from zarr_manifests.planning.merge import rearranged, without_unused_sessions
 from zarr_manifests.versions import milliseconds
 
 # --- expiry ------------------------------------------------------------------------------------
@@ -111,13 +108,13 @@ class Retention(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.keep_last is None and self.oldest_ms is None:
             raise InvalidArgumentError(
-                "nothing says what to keep: pass keep_last or max_age (`clean`: keep), "
+                "nothing says what to keep: give keep (of expire_snapshots: keep_last or max_age), "
                 "or save `snapshots` in the configuration"
             )
         whole = isinstance(self.keep_last, int) and not isinstance(self.keep_last, bool)
         if self.keep_last is not None and not (whole and self.keep_last >= 1):
             raise InvalidArgumentError(
-                f"keep_last must be a whole number of at least 1, not {self.keep_last!r}"
+                f"keep a number from 1 on, or an age as timedelta(days=30), not {self.keep_last!r}"
             )
 
     def keeps(self, position: int, written_ms: int) -> bool:
@@ -127,10 +124,7 @@ class Retention(Struct, frozen=True):
 
 
 def retention(
-    options: Snapshots,
-    now_ms: int,
-    keep_last: int | None,
-    max_age: timedelta | None,
+    options: Snapshots, now_ms: int, keep_last: int | None, max_age: timedelta | None
 ) -> Retention:
     """Return what to keep: what the caller says, else what the configuration says.
 

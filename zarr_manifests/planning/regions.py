@@ -26,11 +26,7 @@ from zarr_manifests.errors import (
     NotFoundError,
     plain_text,
 )
-from zarr_manifests.format.chunk_table import (
-    ChunkTable,
-    RefKind,
-    side_by_side,
-)
+from zarr_manifests.format.chunk_table import ChunkTable, RefKind, side_by_side
 from zarr_manifests.format.manifest import Node, NodeKind
 from zarr_manifests.grid import Box, Coords, IndexArray
 from zarr_manifests.ids import object_key
@@ -136,9 +132,7 @@ def plan_move(nodes: Mapping[str, Node], old: str, new: str) -> dict[str, str]:
         raise InvalidArgumentError(f"/{old} cannot be moved to /{new}, which is or lies below it")
     for path, node in nodes.items():
         if lies_below(key_of(path), new):
-            raise AlreadyExistsError(
-                f"/{key_of(path)} is there, and would be replaced: delete it first"
-            )
+            raise AlreadyExistsError(f"/{key_of(path)} is there already; delete it first")
         if node.kind is NodeKind.ARRAY and lies_below(new, path):
             raise InvalidArgumentError(f"/{new} would lie below the array /{path}")
     above = new.rpartition("/")[0]

@@ -45,14 +45,7 @@ from zarr_manifests.format.manifest import (
 from zarr_manifests.format.records import BlobRef
 from zarr_manifests.format.snapshot import DeltaEntry
 from zarr_manifests.grid import Box, Coords, IndexArray, corners, holding
-from zarr_manifests.planning.merge import (
-    Layer,
-    Overlay,
-    in_box,
-    inside,
-    merge_layers,
-    select,
-)
+from zarr_manifests.planning.merge import Layer, Overlay, in_box, inside, merge_layers, select
 from zarr_manifests.texts import count_text
 
 

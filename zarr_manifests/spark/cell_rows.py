@@ -26,13 +26,7 @@ from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.repositories import Location, repository_of
-from zarr_manifests.spark.job import (
-    Job,
-    frame_of,
-    options_of,
-    shared_repository,
-    with_lease,
-)
+from zarr_manifests.spark.job import Job, frame_of, options_of, shared_repository, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_changes, plan_read
 from zarr_manifests.spark.tasks import mapped, run_tasks
 from zarr_manifests.spark.worker import run_arrow

@@ -41,11 +41,7 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 from pyarrow import feather
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from zarr.core.buffer import default_buffer_prototype
@@ -57,12 +53,7 @@ from zarr_manifests.planning.conflict import Txn
 from zarr_manifests.repository import Repository
 from zarr_manifests.session import Fork
 from zarr_manifests.spark.cell_writer import WritePlan, share_cells, write_cells
-from zarr_manifests.spark.dataframes import (
-    WriteOptions,
-    WriteReport,
-    plan_write,
-    write_rows,
-)
+from zarr_manifests.spark.dataframes import WriteOptions, WriteReport, plan_write, write_rows
 from zarr_manifests.spark.job import Job, check_shared, with_lease
 from zarr_manifests.spark.plan import ReadOptions, SparkFacts, plan_changes, plan_read
 from zarr_manifests.spark.stream import ChangeStream, StreamOptions, same_columns

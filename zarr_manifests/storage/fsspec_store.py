@@ -28,19 +28,10 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    StorageError,
-    UnsupportedStorageError,
-)
+from zarr_manifests.errors import InvalidArgumentError, StorageError, UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.local import LocalStorage
-from zarr_manifests.storage.object_clients import (
-    Endpoint,
-    FailedCallError,
-    Failure,
-    has_secrets,
-)
+from zarr_manifests.storage.object_clients import Endpoint, FailedCallError, Failure, has_secrets
 from zarr_manifests.storage.object_store import ObjectStorage, race
 from zarr_manifests.storage.protocol import Capabilities, Storage, Token
 

@@ -37,11 +37,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from zarr_manifests.errors import (
-    InvalidArgumentError,
-    ObjectNotFoundError,
-    UnsupportedStorageError,
-)
+from zarr_manifests.errors import InvalidArgumentError, ObjectNotFoundError, UnsupportedStorageError
 from zarr_manifests.runtime import SYSTEM, ForkSafeLock
 from zarr_manifests.storage.object_clients import (
     LARGE_BYTES,

@@ -48,14 +48,7 @@ from zarr_manifests.errors import (
     ConflictKind,
     InvalidArgumentError,
 )
-from zarr_manifests.keys import (
-    V2_ARRAY,
-    V2_ATTRIBUTES,
-    V2_GROUP,
-    V3_DOCUMENT,
-    join,
-    split,
-)
+from zarr_manifests.keys import V2_ARRAY, V2_ATTRIBUTES, V2_GROUP, V3_DOCUMENT, join, split
 from zarr_manifests.runtime import quiet
 from zarr_manifests.store import ManifestStore, contents_of
 from zarr_manifests.texts import listed

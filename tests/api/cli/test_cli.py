@@ -164,6 +164,13 @@ def test_clean_expires_only_what_it_is_told_to(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) != files
     assert left("--keep", "config") == 1
     assert "nor an age such as 30d, nor config" in call("clean", tmp_path, "--keep", "many").stderr
+    assert (
+        "a number from 1 on, or an age as 30d, not 0" in call("clean", tmp_path, "--keep", 0).stderr
+    )
+    repo.save_config({"snapshots": {"keep-last": None}})
+    assert "give --keep a number or an age" in call("clean", tmp_path, "--keep", "config").stderr
+    assert "`recover --to` goes back" in call("recover", tmp_path).stderr
+    assert "if the root is lost, `recover`" in call("log", tmp_path.with_name("no")).stderr
 
 
 @pytest.mark.parametrize("place", ["fill_value", "data_type"])

@@ -50,7 +50,7 @@ def test_show_says_what_a_commit_is_and_did(url: Path) -> None:
     assert first.endswith("(trial)")
     assert message.startswith("    correct a row  [2 chunks")
     assert rest == [f"parent  {info.parent_id}", "  /air/t: 2 chunks: (0, 0), (0, 1)"]
-    assert "source  a\n        test\n" in "\n".join(lines("show", url, "main~1"))
+    assert r"source  a\ntest" in lines("show", url, "main~1")
     assert lines("show", url, "main~2")[-1].endswith("it is the first")
     (found,) = objects("show", url, "trial")
     assert (found["snapshot_id"], found["branches"], found["tags"]) == (info.id, ["trial"], [])

@@ -42,6 +42,12 @@ def test_a_zarr_store(repo: Path, tmp_path: Path) -> None:
     assert values(repo, "old/u", plain=plain) == [0, 1, 2]
     assert "with --authorize" in call("cat", repo, "old/u", code=1)
     assert "[0 1 2]" in call("cat", repo, "old/u", "--authorize")
+    saved = zm.open(repo).config.to_dict()["virtual-containers"]
+    call("config", "set", repo, "virtual-containers=[]")
+    said = call("cat", repo, "old/u", "--authorize", code=1)
+    assert "open it with --authorize, after `config set` of virtual-containers, if" in said
+    call("config", "set", repo, f"virtual-containers={json.dumps(saved)}")
+    assert "[0 1 2]" in call("cat", repo, "old/u", "--authorize")
     assert zm.open(repo).config.virtual_containers[0].name == "plain-zarr"
     call("import", "zarr", repo, plain, "--path", "/copied", "--copy")
     assert values(repo, "copied/u") == [0, 1, 2]

@@ -224,11 +224,11 @@ class _Clone:
         else:
             head = snapshot_id_of(mine.head.key)
             if head not in ids:
-                cut = " any more" if tip.floor else ""
                 raise ConflictError(
                     f"branch {name!r} of {self.storage.url} is at {head}, which is not in the "
-                    f"history of this branch here{cut}. Clone to an empty place, or move the "
-                    f"clone's branch by reset_branch({name!r}, ...), which drops its own commits"
+                    "history of this branch here: it has expired, the branch was reset, or the "
+                    "clone has commits of its own. Clone to a new place. Only if the clone has a "
+                    "snapshot of this history, its branch can be moved back there by reset_branch"
                 )
             if mine.floor in ids:  # what has expired there stays so
                 floor = mine.floor

@@ -49,12 +49,7 @@ from zarr_manifests.engine.landing import (
 )
 from zarr_manifests.engine.objects import SessionKeys, Upload, Wanted
 from zarr_manifests.engine.roots import check_compactor, claim_compaction, fenced, opened
-from zarr_manifests.engine.totals import (
-    counts_of_base,
-    node_facts,
-    pending_rows,
-    sums_after,
-)
+from zarr_manifests.engine.totals import counts_of_base, node_facts, pending_rows, sums_after
 from zarr_manifests.engine.upkeep import write_leaves
 from zarr_manifests.engine.upkeep.write_leaves import (
     Due,

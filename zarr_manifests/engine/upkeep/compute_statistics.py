@@ -36,14 +36,7 @@ from zarr_manifests.format.zone_maps import Bounds, ZonePages, ZoneTable
 from zarr_manifests.grid import Box, Coords, clips
 from zarr_manifests.keys import V2_ARRAY, V3_DOCUMENT, ArrayMeta
 from zarr_manifests.planning.garbage import parts
-from zarr_manifests.planning.meaning import (
-    Meaning,
-    in_pages,
-    merged,
-    taken,
-    valid,
-    zones_of_chunks,
-)
+from zarr_manifests.planning.meaning import Meaning, in_pages, merged, taken, valid, zones_of_chunks
 from zarr_manifests.planning.measure import CellWeights, measure
 from zarr_manifests.planning.merge import rows_at, select, split
 from zarr_manifests.planning.tables import PlacedLeaf, rows_in

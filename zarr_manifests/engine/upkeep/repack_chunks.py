@@ -56,12 +56,7 @@ from zarr_manifests.planning.garbage import (
 from zarr_manifests.planning.packing import explain
 from zarr_manifests.planning.tables import BaseIndex
 from zarr_manifests.progress import counted, expect, tell
-from zarr_manifests.reports import (
-    ArrayPlace,
-    CompactionReport,
-    ManifestLayout,
-    ManifestPlace,
-)
+from zarr_manifests.reports import ArrayPlace, CompactionReport, ManifestLayout, ManifestPlace
 from zarr_manifests.runtime import Run, Runtime
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.protocol import coalesce

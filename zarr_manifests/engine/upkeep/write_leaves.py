@@ -60,13 +60,7 @@ from zarr_manifests.planning import packing
 from zarr_manifests.planning.garbage import PackMoves, coordinate_ids, parts
 from zarr_manifests.planning.leaves import Layout, NodeFacts, batches, cut, layout_around, layout_of
 from zarr_manifests.planning.meaning import zones_of_chunks
-from zarr_manifests.planning.merge import (
-    pick,
-    split,
-    take,
-    unset_at,
-    within,
-)
+from zarr_manifests.planning.merge import pick, split, take, unset_at, within
 from zarr_manifests.planning.packing import PlannedManifest, close, plan_manifests
 from zarr_manifests.planning.tables import BaseIndex, PlacedLeaf, part_order
 from zarr_manifests.progress import expect, tell
