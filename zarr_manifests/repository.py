@@ -855,7 +855,7 @@ class Repository:
         Raises
         ------
         AlreadyExistsError
-            If there is a branch of that name.
+            If there is a branch or a tag of that name.
         SnapshotExpiredError
             If the snapshot does not exist, or a collection of garbage deletes parts of it.
         """

@@ -12,7 +12,12 @@ from msgspec.structs import replace
 
 import zarr_manifests as zm
 from zarr_manifests import Repository
-from zarr_manifests.errors import InvalidArgumentError, NotFoundError, SnapshotExpiredError
+from zarr_manifests.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    SnapshotExpiredError,
+)
 from zarr_manifests.repository import resolved
 from zarr_manifests.runtime import SYSTEM
 from zarr_manifests.storage.memory import MemoryStorage
@@ -123,6 +128,14 @@ def test_a_branch_and_a_tag_of_one_name_are_ambiguous(made: tuple[Repository, li
     with pytest.raises(InvalidArgumentError, match="ambiguous"):
         resolved(repo, "side")
     assert resolved(repo, "refs/tags/side") == ids[3]
+
+
+def test_no_branch_makes_the_name_of_a_tag_ambiguous(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    repo.create_tag("released", ids[3])
+    with pytest.raises(AlreadyExistsError, match="ambiguous"):
+        repo.create_branch("released")
+    assert resolved(repo, "released") == ids[3]
 
 
 def test_a_step_back_without_a_number_is_one(made: tuple[Repository, list[str]]) -> None:

@@ -444,6 +444,10 @@ class Refs:
                 raise AlreadyExistsError(
                     f"branch {name!r} exists; reset_branch moves it, or choose another name"
                 )
+            if name in root.tags:
+                raise AlreadyExistsError(
+                    f"tag {name!r} exists, and its name would become ambiguous; choose another name"
+                )
             return replace(root, branches={**root.branches, name: self._at(root, due)})
 
         due = None if version is None else self.fixed(version)
