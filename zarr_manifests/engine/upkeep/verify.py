@@ -187,7 +187,7 @@ class _Findings(Struct):
     """Ranges of objects that were read, where all match their checksums."""
     unguarded: set[tuple[str, int, int]] = set()
     """Location, offset and length of virtual chunks in files of no known version."""
-    files: set[str] = set()  # locations of files that virtual chunks lie in
+    files: set[int] = set()  # hashes of where virtual chunks lie: there may be a file for each
     run: Run = map
     """Runs the tasks that read chunks."""
 
@@ -497,7 +497,7 @@ def _check_newest(context: ReadContext, archived: dict[int, Root], found: _Findi
 
 def _add_unguarded(found: _Findings, table: ChunkTable) -> None:
     files = table.virtual
-    found.files.update(file.location for file in files)
+    found.files.update(hash(file.location) for file in files)
     loose = np.array([not file.is_dated for file in files], np.bool_)
     if loose.any():
         rows = np.flatnonzero(table.kind == RefKind.VIRTUAL)
