@@ -31,8 +31,11 @@ class Report:
     __slots__ = ()
 
     def _lines(self) -> Iterable[str]:
-        """What it is in words, if it has any: then that is what `str`, terminals, notebooks say."""
-        return ()
+        """What it is in words: then that is what `str`, terminals, notebooks say. Or its tables."""
+        from zarr_manifests.rendering import PlainConsole
+
+        told = "".join(part.text for part in PlainConsole(width=160).render(self))
+        return [line.rstrip() for line in told.splitlines()]
 
     def __str__(self) -> str:
         return "\n".join(map(plain_text, self._lines())) or repr(self)
@@ -67,12 +70,10 @@ class Report:
         """
         import pandas as pd
 
-        told = self.to_dict()
-        for name in told:
-            value = getattr(self, name)
+        for _, value in parts_of(self):
             if isinstance(value, tuple) and value and isinstance(value[0], Struct):
-                return pd.json_normalize(told[name])
-        return pd.json_normalize(told, max_level=0)
+                return pd.json_normalize(plain(value))
+        return pd.json_normalize(self.to_dict(), max_level=0)
 
     def __rich__(self) -> RenderableType:
         """What a terminal shows."""

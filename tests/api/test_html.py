@@ -54,6 +54,26 @@ def shown(value: Any) -> Checked:
     return Checked(html)
 
 
+def test_reports_without_words_are_their_tables_in_text() -> None:
+    """And no dump of objects; what says nothing of itself for once is still shown."""
+    repo = zm.create(MemoryStorage())
+    with repo.transaction(message="air") as store:
+        zarr.create_array(store, name="air", shape=(8,), chunks=(2,), dtype="i4")[:] = 1
+    usage = str(repo.du()).splitlines()
+    assert usage[0].startswith("total        4 chunks, ")
+    assert [line.split()[0] for line in usage[-2:]] == ["path", "/air"]
+    for report, said in (
+        (repo.compute_statistics(), "measured     4"),
+        (repo.compact(), "mode"),
+        (zm.clone(repo, MemoryStorage()), "objects"),
+    ):
+        text = str(report)
+        assert said in text
+        assert type(report).__name__ not in text
+        assert all(line.isprintable() and line == line.rstrip() for line in text.splitlines())
+    assert str(reports.CollectionReport()) == repr(reports.CollectionReport())
+
+
 def test_what_a_repository_returns_is_shown() -> None:
     repo = zm.create(MemoryStorage())
     with repo.transaction(message=EVIL, metadata={"by": EVIL}) as store:
