@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from storages import (
     FaultyStorage,
     InterruptingStorage,
     SimulatedCrash,
+    WrappedStorage,
     copy_of,
 )
 from zarr_manifests.errors import (
@@ -32,6 +34,7 @@ from zarr_manifests.errors import (
     HistoryExpiredError,
     InvalidArgumentError,
     SnapshotExpiredError,
+    StorageError,
 )
 from zarr_manifests.storage import Storage
 from zarr_manifests.storage.local import LocalStorage
@@ -228,6 +231,35 @@ def test_archives_that_another_collection_deletes_leave_the_fence_where_it_is() 
     session = write(opened(storage, clock).writable_session(), 5)
     opened(LosingArchives(storage), clock).garbage_collect(timedelta(minutes=18))
     session.commit("not fenced off")
+
+
+class OvertakenWithoutAnswer(WrappedStorage):
+    """Its first swap takes effect; before it is told of an error, others do something."""
+
+    def __init__(self, storage: Storage, *others: Callable[[], object]) -> None:
+        super().__init__(storage)
+        self.others = iter(others)
+
+    def cas(self, key: str, data: bytes, *args: Any, **how: Any) -> Any:
+        done = super().cas(key, data, *args, **how)
+        for other in self.others:
+            other()
+            raise StorageError("the connection is gone")
+        return done
+
+
+def test_refs_that_others_moved_before_a_collection_had_its_answer_can_be_restored() -> None:
+    storage = MemoryStorage()
+    repository = make(storage)
+    first = line(repository)[-2]
+    fill(repository, 5)
+    other = opened(storage)
+    reset = partial(other.reset_branch, "main", first, force=True)
+    opened(OvertakenWithoutAnswer(storage, reset)).garbage_collect(NOW)
+    begun = next(op for op in other.ops_log() if op.operation == "collect garbage")
+    zm.recover(other, begun.version)
+    assert read(opened(storage).readonly_session()) == [5] * 8
+    assert repository.verify().ok
 
 
 def test_a_leased_writer_is_not_refused_and_loses_nothing() -> None:

@@ -612,7 +612,7 @@ def changed_sums(
 
     Examples
     --------
-    >>> from zarr_manifests.planning.live_deltas import changed_sums
+    >>> from zarr_manifests.planning.tables import changed_sums
     >>> before = {"arrays": 1, "groups": 0, "chunks": 2, "chunk-bytes": 20}
     >>> after = {"arrays": 0, "groups": 0, "chunks": 0, "chunk-bytes": 0}
     >>> whole = {"arrays": 5, "groups": 1, "chunks-at-most": 9, "chunk-bytes": 90}

@@ -113,7 +113,7 @@ def test_diff_of_values_after_an_append_tells_of_it(url: Path) -> None:
 
 def test_errors_name_what_there_is_and_options_of_the_command_line(url: Path) -> None:
     taken = call("mv", url, "air", "depth").stderr
-    assert "/depth is there, and would be replaced: delete it first" in taken
+    assert "/depth is there already; delete it first" in taken
     assert "`recover --to`" in call("recover", url).stderr
 
 

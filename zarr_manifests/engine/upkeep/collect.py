@@ -169,7 +169,9 @@ def _begin(context: Context, before: RootAt, grace_ms: int, *, dry_run: bool) ->
         return replace(change(before.root), version=before.root.version + 1)
     at = updated(context, change, "collect garbage")
     with_reserve(context.storage, partial(context.roots.archive, at))
-    return at.root
+    # If the answer was lost, others may have moved refs meanwhile, which can be restored.
+    version = at.root.collected
+    return at.root if at.root.version == version else context.roots.archived(version)
 
 
 def _written_by(context: ReadContext, root: Root, ms: int) -> int:

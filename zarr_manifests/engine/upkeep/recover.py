@@ -223,7 +223,7 @@ def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | N
     if current is not None and not _problem(storage, runtime, current):
         raise InvalidArgumentError(
             f"{storage.url} has a sound root of version {current.version}: there is nothing to "
-            "recover. `zm.recover(repo, version)` (`recover --to`) goes back to older refs"
+            "recover. `zm.recover(repo, version)` goes back to older refs"
         )
     same = _current(storage)[0] == token
     return (token, current) if same else _damaged(storage, runtime)
