@@ -76,6 +76,18 @@ def test_a_fork_does_not_bring_back_what_the_session_has_deleted_since(session: 
     assert get(session, "a/c/1") is None
 
 
+def test_what_a_fork_has_deleted_again_is_deleted_by_its_next_merge(session: Session) -> None:
+    fork = session.fork()
+    put(fork, "a/c/1", b"from the fork")
+    make(fork, "new")
+    session.merge(fork)
+    fork.store.delete_sync("a/c/1")
+    del zarr.open_group(fork.store)["new"]
+    session.merge(fork)
+    assert get(session, "a/c/1") is None
+    assert "new" not in zarr.open_group(session.store)
+
+
 def test_such_chunks_conflict_where_the_session_wrote_them_too(session: Session) -> None:
     fork = session.fork()
     zarr.open_array(session.store, path="a").resize((9,))

@@ -113,10 +113,9 @@ class Merge:
 
         If there are conflicts, nothing is applied.
         """
-        theirs, known = after.since(before), after
+        before, known = self.merged.get(copy_id, before), after
+        theirs = after.since(before)
         if copy_id in self.merged:
-            before = self.merged[copy_id]
-            _leave_out(theirs, after, before)
             known = before.copy()
         alive = {node.node_id for node in after.nodes.values() if node is not None}
         replaced = {
@@ -230,22 +229,6 @@ class Merge:
                 where = tuple(map(tuple, cut[:_LISTED].tolist()))
                 conflicts.append(Conflict(ConflictKind.SHAPE, f"/{path}", "chunks", reason, where))
         return conflicts
-
-
-def _leave_out(theirs: ChangeSet, after: ChangeSet, merged: ChangeSet) -> None:
-    """Drop the changes of a copy that were merged earlier."""
-    for path in [*theirs.nodes]:
-        if after.nodes.get(path, _ABSENT) == merged.nodes.get(path, _ABSENT):
-            theirs.leave_node(path)
-    for node_id, tables in [*theirs.tables.items()]:
-        known, changed = merged.layers(node_id), None
-        if not all(not resident(rows) and rows in known for rows in tables):
-            table = theirs.table(node_id)
-            assert table is not None  # none is empty
-            changed = difference(table, merged.at(node_id, table.coords()))
-        del theirs.tables[node_id]
-        if changed is not None:
-            theirs.put_table(node_id, changed)
 
 
 def _put(theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], mine: ChangeSet) -> None:
