@@ -195,3 +195,24 @@ def test_a_lease_that_is_renewed_while_it_is_moved_is_not_taken_for_lost(
     assert expiries(storage) == [world.wall_ms + 60_000]
     session.close()
     assert expiries(storage) == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_lease_of_an_amended_head_is_not_taken_for_lost(
+    storage: MemoryStorage, after: bool
+) -> None:
+    """Between the amend's swap and the lease's move, no history has the old head."""
+    world, beside = World(), BesideASwap(storage)
+    repository = zm.open(beside, runtime=world.runtime())
+    session = repository.writable_session(lease=60)
+    array = zarr.open_array(session.store, path="a")
+    array[0] = 1
+    session.commit("one")
+    array[0] = 2
+    beside.action, beside.due = lambda: world.advance(20), (1, after)
+    session.amend("two")
+    assert beside.due is None
+    world.advance(20)
+    assert expiries(storage) == [world.wall_ms + 60_000]
+    array[0] = 3
+    session.commit("three")

@@ -187,14 +187,19 @@ def _renew(context: Context, moved: Mapping[HeldLease, Lease] = _NONE) -> None:
                 changed |= {now.name: None, lease.name: renewed[0]}
         return with_entries(root, entries(root) | changed) if changed else root
 
-    due = [*moved] or context.heart.held()
+    due = {held: held.stored for held in moved or context.heart.held()}
     if due:
         context.roots.update_leases(change, "renewing leases", _ATTEMPTS)
     for held, result in found.items():
+        if not moved and held.stored is not due[held]:
+            continue  # it was moved meanwhile, and its move tells
         if isinstance(result, ManifestsError):
             held.error = result
-        else:
-            held.stored, held.until_s = result
+            continue
+        lost, held.error = held.error is not None, None
+        held.stored, held.until_s = result
+        if lost:  # a renewal found it between a swap and its move, and may have stopped
+            context.heart.add(held, context.runtime, partial(_beat, context))
 
 
 def move(context: Context, held: HeldLease, session: str, snapshot_id: str) -> None:
@@ -219,7 +224,7 @@ def give_up(context: Context, held: HeldLease) -> None:
 def _beat(context: Context, moved: Mapping[HeldLease, Lease] = _NONE) -> None:
     try:
         _renew(context, moved)
-    except ManifestsError:
+    except (ManifestsError, RuntimeError):
         # Retried after a third of the timeout. Until then `check` compares the time.
         _LOG.warning("renewing the leases of %s failed", context.storage.url, exc_info=True)
 
