@@ -191,15 +191,19 @@ def _renew(context: Context, moved: Mapping[HeldLease, Lease] = _NONE) -> None:
     if due:
         context.roots.update_leases(change, "renewing leases", _ATTEMPTS)
     for held, result in found.items():
-        if not moved and held.stored is not due[held]:
-            continue  # it was moved meanwhile, and its move tells
-        if isinstance(result, ManifestsError):
-            held.error = result
-            continue
-        lost, held.error = held.error is not None, None
-        held.stored, held.until_s = result
-        if lost:  # a renewal found it between a swap and its move, and may have stopped
-            context.heart.add(held, context.runtime, partial(_beat, context))
+        if moved or held.stored is due[held]:  # else it was moved meanwhile, and its move tells
+            _note(context, held, result)
+
+
+def _note(context: Context, held: HeldLease, result: tuple[Lease, float] | ManifestsError) -> None:
+    """Note what has become of a lease in the root."""
+    if isinstance(result, ManifestsError):
+        held.error = result
+        return
+    lost, held.error = held.error is not None, None
+    held.stored, held.until_s = result
+    if lost:  # a renewal found it between a swap and its move, and may have stopped
+        context.heart.add(held, context.runtime, partial(_beat, context))
 
 
 def move(context: Context, held: HeldLease, session: str, snapshot_id: str) -> None:
