@@ -58,6 +58,7 @@ _KINDS = (COMPACTOR, COLLECTOR)
 # an archive: three hours at a hundred a second. The twelve digits of a session's start still leave
 # room for a million recoveries.
 _UNSEEN_VERSIONS: Final = 1_000_000
+_LOOKS: Final = 3
 
 
 def operations(context: ReadContext) -> Iterator[LoggedOperation]:
@@ -217,16 +218,18 @@ def _damaged(storage: Storage, runtime: Runtime) -> tuple[Token | None, Root | N
     """The token and the root found in the root's place; raises if the root is sound.
 
     A collection may have deleted objects that are missing: then another root has its place, and is
-    looked at instead.
+    looked at instead, a few times.
     """
-    token, current = _current(storage)
-    if current is not None and not _problem(storage, runtime, current):
-        raise InvalidArgumentError(
-            f"{storage.url} has a sound root of version {current.version}: there is nothing to "
-            "recover. `zm.recover(repo, version)` goes back to older refs"
-        )
-    same = _current(storage)[0] == token
-    return (token, current) if same else _damaged(storage, runtime)
+    for _ in range(_LOOKS):
+        token, current = _current(storage)
+        if current is not None and not _problem(storage, runtime, current):
+            raise InvalidArgumentError(
+                f"{storage.url} has a sound root of version {current.version}: there is nothing to "
+                "recover. `zm.recover(repo, version)` goes back to older refs"
+            )
+        if _current(storage)[0] == token:
+            break
+    return token, current
 
 
 def _check_collections(
