@@ -103,12 +103,25 @@ def test_no_policy_parts_appended_values_from_their_labels(
         with repo.transaction(branch, message="append") as store:
             for path in ("labels", "values"):
                 zarr.open_array(store, path=path).append(added)
-    if rows == others:
+    with pytest.raises(ConflictError, match="both commits append along axis 0"):
         repo.merge("side", policy=policy)
-    else:
-        with pytest.raises(ConflictError, match="both commits append along axis 0"):
-            repo.merge("side", policy=policy)
     assert values(repo, path="labels") == values(repo, path="values")
+
+
+@pytest.mark.parametrize("policy", ["ours", "theirs"])
+def test_nor_does_it_take_a_label_away_that_one_side_has_appended(
+    repo: Repository, policy: Any
+) -> None:
+    """The other side has written into the chunk of all labels."""
+    with repo.transaction(message="labels") as store:
+        zarr.create_array(store, name="labels", data=np.array([1, 2]), chunks=(100,))
+    repo.reset_branch("side", resolved(repo, "main"), force=True)
+    with repo.transaction(message="append") as store:
+        zarr.open_array(store, path="labels").append([3])
+    put(repo, "side", 0, 99, "labels")
+    with pytest.raises(ConflictError):
+        repo.merge("side", policy=policy)
+    assert values(repo, path="labels") == [1, 2, 3]
 
 
 def overtaken_by(repo: Repository, other: Callable[[], object]) -> Repository:

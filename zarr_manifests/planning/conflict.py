@@ -287,9 +287,19 @@ def _same_chunks(pair: _Pair) -> Iterator[_Found]:
         kind = ConflictKind.CHUNK if appended is None else ConflictKind.APPEND
         reason = appended or "also written by a commit that came first"
         conflict = pair.found(kind, Component.CHUNKS, reason, differ)
-        # Of two lengths the larger lands: the side that lost would leave labels without a value.
-        uneven = appended is not None and _shape(pair.mine) != _shape(pair.theirs)
-        yield _Found(conflict, pair.node_id, None if uneven else np.asarray(differ))
+        # Other arrays with this axis may be decided otherwise: labels would have others' values.
+        closed = appended is not None or _beyond(pair, differ)
+        yield _Found(conflict, pair.node_id, None if closed else np.asarray(differ))
+
+
+def _beyond(pair: _Pair, coords: IndexArray) -> bool:
+    """Whether one of the chunks reaches beyond the array of one side, and not of the other."""
+    nodes = (change.after for change in (pair.mine, pair.theirs))
+    mine, theirs = (node.array if node is not None else None for node in nodes)
+    if mine is None or theirs is None or mine.shape == theirs.shape:
+        return False
+    ends = (coords + 1) * np.asarray(mine.chunk_shape)
+    return bool((ends > np.minimum(mine.shape, theirs.shape)).any())
 
 
 def _appended(pair: _Pair, differ: IndexArray) -> str | None:
