@@ -106,7 +106,8 @@ def _due(
 ) -> tuple[Iterable[_At], int]:
     """The chunks of the newer array that may differ, in C order, and how many these are."""
     (old, new), (was, now) = views, nodes
-    if _fill(was) != _fill(now):  # by which chunks differ that neither has
+    # By these, chunks differ that neither has, or cells lie in other chunks.
+    if _fill(was) != _fill(now) or was.array_meta.chunk_shape != now.array_meta.chunk_shape:
         return np.ndindex(*grid.hi), grid.size
     parts: list[IndexArray] = []
     if was.node_id == now.node_id:

@@ -127,3 +127,15 @@ def test_values_of_a_sparse_array_that_was_made_anew() -> None:
         with repo.transaction(message="m") as store:
             zarr.create_array(store, **how)[:4] = value
     assert repo.diff("main~1", "main", "t", values=True).cells["/t"].sum() == 4
+
+
+def test_values_of_an_array_that_was_made_anew_with_other_chunks(repo: Repository) -> None:
+    """Neither version says where the cells of the other's chunks are now."""
+    for chunk in (5, 1):
+        with repo.transaction(message=f"chunks of {chunk}") as store:
+            kind: Any = {"shape": (10,), "chunks": (chunk,), "dtype": "i4", "fill_value": 0}
+            made = zarr.create_array(store, name="anew", overwrite=True, **kind)
+            if chunk > 1:
+                made[:] = np.arange(1, 11)
+    found = repo.diff("main~1", "main", "anew", values=True)
+    assert found.cells["/anew"].tolist() == [1] * 10

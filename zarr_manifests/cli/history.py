@@ -187,7 +187,8 @@ def run_diff(
     diff = repo.diff(start, end, symmetric=not direct and not values)
     if not values:
         return diff
-    arrays = sorted({*diff.grids, *diff.truncated} - ({*diff.created} - {*diff.deleted}))
+    shaped = (path for path, fields in diff.fields.items() if "shape" in fields)
+    arrays = sorted({*diff.grids, *shaped} - ({*diff.created} - {*diff.deleted}))
     compared = [repo.diff(start, end, path, values=True) for path in arrays]
     found, lines = [*filter(None, compared)], list[object]()
     for one in found:

@@ -134,7 +134,7 @@ FAULTS = [
     Fault(
         "another-fill-value-changes-no-cell",
         "value_changes.py",
-        "if _fill(was) != _fill(now):",
-        "if False:",
+        "if _fill(was) != _fill(now) or was.array_meta.chunk_shape != now.array_meta.chunk_shape:",
+        "if was.array_meta.chunk_shape != now.array_meta.chunk_shape:",
     ),
 ]
