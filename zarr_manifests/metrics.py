@@ -5,7 +5,7 @@ Any thread may add to a `Meter`; `Metrics` is its state at one moment. Invariant
 - Counts never decrease, and no addition is lost to another thread.
 - Pickles carry no counts; a child of `os.fork` goes on from its parent's. `process_totals` is the
   sum over all meters, including those already garbage-collected.
-- Adding costs a lock that is held for two additions.
+- Adding costs a lock that is held for a few additions.
 - A metered storage behaves like the one it wraps. Its pickle is that of the wrapped storage, so
   another process does its own counting.
 """

@@ -1,7 +1,7 @@
 """What a writer has changed and not yet committed.
 
 A `ChangeSet` is plain data: nodes by path (None = deleted), chunk refs by node and coordinate,
-tables of refs under these, truncations. `node_edits` decides *what* to record, and `merge_forks`
+tables of refs under these, truncations. `node_edits` decides *what* to record, and `forks`
 merges forks; this module compares change sets, and packs them into a fork (`ForkState`).
 
 If there are very many refs, most are spilled from memory to manifests.

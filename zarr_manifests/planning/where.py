@@ -484,7 +484,7 @@ def _of_item(name: str, value: Any) -> Comparison:
             return Comparison(name, "within", (value,))
         case list() | set() | frozenset() | range() | np.ndarray():
             ranges = any(isinstance(each, tuple | list | slice) for each in value)
-            periods = all(isinstance(each, str | date | Moment) for each in value)
+            periods = bool(len(value)) and all(isinstance(v, str | date | Moment) for v in value)
             return Comparison(name, "within" if ranges or periods else "in", tuple(value))
     return Comparison(name, "=", (value,))
 

@@ -380,8 +380,8 @@ def place(
         wanted = file.labels(dim)
         if labels is not None and wanted is not None:
             start = rows_of_labels(labels, wanted)
-        if start is None or (start, file.rows) != before[file.url]:
-            why = f"it has changed, and has other rows along {dim!r} than before"
+        if start is None or (start, file.rows) != before[file.url] or start + file.rows > length:
+            why = f"it has changed, and its rows along {dim!r} are not where they were"
             refused.append((file, why))
         else:
             placed.append(FileRows(file, start, start + file.rows))

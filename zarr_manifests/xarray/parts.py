@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.engine.change_set import ChangeSet, same_bytes
 from zarr_manifests.engine.workspace import Workspace
-from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
+from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, MissingChunkError
 from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Coords
@@ -282,5 +282,5 @@ def _is_same(
         return True
     try:
         return reader.read(old, 0, old.length) == reader.read(new, 0, new.length)
-    except CorruptObjectError:  # to write a damaged chunk again mends it
+    except (CorruptObjectError, MissingChunkError):  # to write such a chunk again mends it
         return False

@@ -229,7 +229,7 @@ def test_a_changed_file_with_other_labels_overwrites_and_leaves_no_other_values(
     ingest(SPARK, files, place, append_dim="time")
     for other in (-day(1).isel(time=[0]), -day(2)):
         save(other, files[1])
-        with pytest.raises(InvalidArgumentError, match="other rows along 'time' than before"):
+        with pytest.raises(InvalidArgumentError, match="rows along 'time' are not where they were"):
             ingest(SPARK, files, place, append_dim="time", on_changed="replace")
         xr.testing.assert_identical(opened(place), days(*range(5)))
 
@@ -302,7 +302,7 @@ def test_files_without_labels_stay_in_the_order_given(tmp_path):
     ingest(SPARK, paths, tmp_path / "r", append_dim="time", on_changed="replace")
     assert opened(tmp_path / "r").t.values[:, 0, 0].tolist() == [200, 212, 700, 712, 100, 112]
     save(day(7).drop_vars("time").isel(time=[0]), paths[1])
-    with pytest.raises(InvalidArgumentError, match="other rows along 'time' than before"):
+    with pytest.raises(InvalidArgumentError, match="rows along 'time' are not where they were"):
         ingest(SPARK, paths, tmp_path / "r", append_dim="time", on_changed="replace")
 
 

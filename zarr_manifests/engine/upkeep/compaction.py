@@ -311,8 +311,9 @@ class _Work:
         nbytes = rows * write_leaves.ROW_BYTES
         if is_shown():
             expect("merging refs", self._refs(due.manifests) + sum(pending_rows(view).values()))
-        what = view.passing(nbytes, refs=False), self._old_base, facts, due, rows
-        planned, stay = plan_leaves(context.config.chunk_manifests, *what)
+        config, bare = context.config.chunk_manifests, view.passing(nbytes, refs=False)
+        planned, stay = plan_leaves(config, bare, self._old_base, facts, due, rows)
+        del bare  # with the tables that it keeps
         self._done = write_all(planned, self._run or map, self._task(view.passing(nbytes)))
         self._manifests = (*stay, *self._done.manifests)
         self._sequence, index = view.snapshot.sequence, BaseIndex(self._manifests)

@@ -133,7 +133,7 @@ FAULTS = [
     Fault(
         "a-changed-file-with-more-rows-overwrites-the-next-file",
         "xarray/appended_rows.py",
-        "if start is None or (start, file.rows) != before[file.url]:",
+        "if start is None or (start, file.rows) != before[file.url] or start + file.rows > length:",
         "if start is None:",
     ),
     # workers
