@@ -53,16 +53,18 @@ class Terms:
     ) -> tuple[Change, ...]:
         """The changes, made on `base`, as they are to be on top of the tip.
 
-        `taken` are the places that others have changed. A chunk that holds the same at the tip is
-        no conflict: the change stays, and the log has it.
+        `taken` are the places that others have changed. A chunk that ends up with what it holds at
+        the tip is no conflict: the change stays, and the log has it.
         """
+        last = {change.place: change for change in changes}
 
         def stays(change: Change) -> bool:
             if self.choice(change.place) != "theirs" or change.place not in taken:
                 return True
-            if not isinstance(change, SetChunk):
+            end = last[change.place]
+            if not isinstance(end, SetChunk):
                 return False
-            return tip.chunks.get((change.path, change.number)) == change.data
+            return tip.chunks.get((end.path, end.number)) == end.data
 
         changes = tuple(change for change in changes if stays(change))
         if self.relocates:
