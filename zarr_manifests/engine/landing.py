@@ -37,7 +37,7 @@ from zarr_manifests.engine.ancestry import snapshot_at
 from zarr_manifests.engine.change_set import ChangeSet, Rows
 from zarr_manifests.engine.objects import SessionKeys, Upload
 from zarr_manifests.engine.refs import mark_of, marks_of, snapshot_of
-from zarr_manifests.engine.roots import RootAt, admitted, opened
+from zarr_manifests.engine.roots import RootAt, opened
 from zarr_manifests.engine.view import BUNDLES, Context, ReadContext, SnapshotView, opening_kind
 from zarr_manifests.engine.zones import KnownZones
 from zarr_manifests.errors import (
@@ -216,8 +216,6 @@ def land(
     ------
     ConflictError
         If others came first too often.
-    FencedError
-        If a chunk that is to be made durable has been collected.
     CommitOutcomeUnknownError
         If it cannot be determined whether the swap took effect.
     """
@@ -231,7 +229,7 @@ def land(
         due = [upload for upload in uploads if not keys.has_written(upload.key)]
         calls = [*pending, *besides]
         calls += [partial(context.objects.create, each.key, each.data) for each in due]
-        _upload(context, calls, branch, keys, abreast)
+        _upload(context, calls, abreast)
         pending.clear()
         for each in due:
             keys.note_written(each.key, each.data)
@@ -263,24 +261,10 @@ def land(
     return None
 
 
-def _upload(
-    context: Context,
-    calls: Sequence[Callable[[], object]],
-    branch: str,
-    keys: SessionKeys,
-    abreast: bool,
-) -> None:
-    """Make the calls of an upload round; all must succeed.
-
-    If the session is behind the fence, its chunks may have been collected: that is then the error.
-    """
-    try:
-        run = context.runtime.parallel if abreast else one_by_one
-        run(calls)
-    except ObjectNotFoundError:
-        root = context.roots.with_branch(context.roots.read().root, branch)
-        admitted(context.roots, root, branch, keys)
-        raise
+def _upload(context: Context, calls: Sequence[Callable[[], object]], abreast: bool) -> None:
+    """Make the calls of an upload round; all must succeed."""
+    run = context.runtime.parallel if abreast else one_by_one
+    run(calls)
 
 
 def _placed(
