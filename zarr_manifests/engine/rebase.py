@@ -373,8 +373,10 @@ def put_on_tip(
     ConflictError
         If they cannot be put on top of what came first.
     """
-    for check in workspace.tip_checks:
-        check(workspace.context.open_branch(tip))
+    if workspace.tip_checks:
+        opened = workspace.context.open_branch(tip)
+        for check in workspace.tip_checks:
+            check(opened)
     moved = None
     if rebasing.relocating is not None and rebasing.allowed:
         moved = _relocated(workspace, view, changes, tip, rebasing.relocating, rebasing)
