@@ -36,9 +36,7 @@ def load_yaml(text: str | bytes) -> tuple[Any, Mapping[str, int]]:
     """
     encoded = text.encode(errors="replace") if isinstance(text, str) else text
     if len(encoded) > MAX_TEXT_BYTES:
-        raise ConfigError(
-            [f"the text is longer than {MAX_TEXT_BYTES:,} bytes; this is not a configuration"]
-        )
+        raise ConfigError([f"a text longer than {MAX_TEXT_BYTES:,} bytes is no configuration"])
     lines: dict[str, int] = {}
     try:
         _check(yaml.parse(text, Loader=_PARSER))

@@ -275,9 +275,9 @@ class ChunkCache:
 
     A chunk is identified by the range of its object and its checksum, a virtual chunk by all that
     its ref records. So the cache never returns another chunk, nor another version of one. Only
-    whole chunks that match their checksums are kept: a virtual chunk, if it is remote and its ref
-    records an etag, a time or a checksum (while it is kept, a change of its file is not noticed),
-    and no inline chunk, which is in the metadata. A chunk larger than `chunk_bytes` is not kept.
+    whole chunks that match their checksums are kept, and none larger than `chunk_bytes`. Of virtual
+    chunks, only remote ones are whose refs record an etag, a time or a checksum; while one is kept,
+    a change of its file is not noticed. Inline chunks are in the metadata.
     The cache is shared by all sessions of a repository object. It is not pickled: a copy in another
     process starts empty.
     """
