@@ -11,7 +11,8 @@ import zarr
 
 import zarr_manifests as zm
 from filled import Clock, opened
-from inside import small_blocks
+from inside import apart_ids, small_blocks
+from specified import contents, reader
 from storages import CountingStorage
 from zarr_manifests import Repository
 from zarr_manifests.storage.memory import MemoryStorage
@@ -24,6 +25,24 @@ CONFIG = {"compaction": {"mode": "manual"}, "inline-chunk-bytes": 64}
 def _blocks() -> Iterator[None]:
     with small_blocks():
         yield
+
+
+def in_turn(sessions: int) -> CountingStorage:
+    """An array whose chunks so many sessions wrote in turn, compacted."""
+    storage = CountingStorage(MemoryStorage())
+    repository = zm.create(storage, {**CONFIG, "inline-chunk-bytes": 0})
+    with repository.transaction(message="create") as store:
+        zarr.create_array(store, name="a", shape=(512,), chunks=(1,), dtype="i8", compressors=None)
+    for number in range(sessions):
+        with repository.transaction(message="write") as store:
+            array = zarr.open_array(store, path="a", mode="r+")
+            array[number::sessions] = np.arange(number, 512, sessions) + 1
+    repository.compact()
+    return storage
+
+
+def manifest_bytes(storage: CountingStorage) -> int:
+    return sum(each.nbytes for each in storage.list("manifests/"))
 
 
 @pytest.fixture
@@ -90,3 +109,17 @@ def test_chunks_here_and_there_read_no_large_manifest_again_and_again(
     for at in np.random.default_rng(2).permutation(CHUNKS)[:100].tolist():
         assert array[at] >= 0
     assert storage.bytes_read < 400_000  # blocks of 1 kB; the manifest has more than 20 kB
+
+
+def test_ids_of_sessions_that_many_leaves_name_are_stored_once() -> None:
+    storage = in_turn(sessions=16)
+    with apart_ids():
+        each = in_turn(sessions=16)
+    assert manifest_bytes(storage) < manifest_bytes(each) * 0.8
+    session = zm.open(storage).readonly_session()
+    storage.reset()
+    assert len(session.chunk_refs("a")) == 512
+    assert manifests_read(storage) == 2  # the blocks, and the ids
+    assert reader.Reader(storage.get).read(session.snapshot_id) == contents(session.store)
+    assert (zarr.open_array(session.store, path="a", mode="r")[:] == np.arange(512) + 1).all()
+    assert zm.open(storage).verify().ok

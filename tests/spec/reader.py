@@ -701,7 +701,7 @@ class Reader:
             tables: list[dict[Coords, Place]] = []
             if any(part[0] == node_id for part in entry["embedded"]):
                 embedded = self.follow(entry["log"], DELTA)["tables"]["parts"]
-                tables += [r for _, r in self.rows(embedded, entry["embedded"], node_id)]
+                tables += [r for _, r in self.rows(embedded, entry["embedded"], node_id, "")]
             for ref in entry["manifests"]:
                 tables += [rows for _, rows in self.manifest_rows(ref, node_id)]
             layers.append((entry["last"], together(tables), truncated.get(node_id)))
@@ -756,7 +756,7 @@ class Reader:
             demand(len(block) == length and google_crc32c.value(block) == crc, "a block")
             demand(block_of(block)[number] == whole[at][1], "a place")
         demand(len(ref.get("places") or ref["parts"]) == len(ref["parts"]), "places")
-        return self.rows(whole, ref["parts"], node_id)
+        return self.rows(whole, ref["parts"], node_id, ref["blob"]["k"])
 
     def tables(self, blob: dict[str, Any]) -> list[tuple[list[Any], bytes]]:
         """The parts and tables of a manifest."""
@@ -765,8 +765,16 @@ class Reader:
             found += zip(parts, block_of(block), strict=True)
         return found
 
+    def shared_ids(self, key: str, shared: list[Any]) -> list[str]:
+        """The sessions of a table whose ids are in a block of their own."""
+        (offset, length, crc), count, at = shared
+        block = self.get(key)[offset : offset + length]
+        demand(len(block) == length and google_crc32c.value(block) == crc, "a block of ids")
+        ids = block_of(block)
+        return [ids[one].decode() for one in column(at, count)]
+
     def rows(
-        self, tables: list[tuple[list[Any], bytes]], parts: list[Any], node_id: bytes
+        self, tables: list[tuple[list[Any], bytes]], parts: list[Any], node_id: bytes, key: str
     ) -> list[tuple[int, dict[Coords, Place]]]:
         """The tables of a node, each with its position among all."""
         demand([part for part, _ in tables] == [*parts], "parts")
@@ -775,6 +783,9 @@ class Reader:
             if node == node_id:
                 packed = unpack(data)
                 demand([packed["lo"], packed["hi"], packed["n"]] == [lo, hi, count], "part")
+                if "shared" in packed:
+                    demand("src" not in packed, "sessions in two places")
+                    packed["src"] = self.shared_ids(key, packed["shared"])
                 added = table_rows(packed)
                 demand(len(added) == count, "rows of a table")
                 found.append((at, added))

@@ -71,6 +71,14 @@ def small_blocks() -> Iterator[None]:
 
 
 @contextmanager
+def apart_ids() -> Iterator[None]:
+    """Each table of a manifest has the ids of its sessions, even if others name the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "_ID_BYTES", 0)
+        yield
+
+
+@contextmanager
 def small_steps(rows: int) -> Iterator[None]:
     """Compactions work on so many refs at a time, so that few refs take many steps."""
     with pytest.MonkeyPatch.context() as patch:

@@ -51,9 +51,16 @@ from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
-from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, VirtualRef
-from zarr_manifests.format.manifest import Block, Manifest, ManifestRef, Part, grouped
-from zarr_manifests.format.records import BlobRef
+from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, SharedNames, VirtualRef
+from zarr_manifests.format.manifest import (
+    Block,
+    Manifest,
+    ManifestRef,
+    Part,
+    decode_table,
+    grouped,
+)
+from zarr_manifests.format.records import BlobRef, BlockRef
 from zarr_manifests.ids import new_session_id, object_key
 from zarr_manifests.metrics import Meter, meter_of
 from zarr_manifests.runtime import Runtime, one_by_one
@@ -624,9 +631,18 @@ class ObjectReader:
         """A chunk table in the object; `find` returns it encoded."""
         found = self.table_here(ref, part)
         if found is None:
-            decode = partial(Manifest.decode, part, refs=self._refs)
+            decode = partial(
+                decode_table, part, refs=self._refs, find_ids=partial(self._ids_in, ref)
+            )
             found = self._obtain(_table_name(ref, part), lambda: decode(find()))
         return found
+
+    def _ids_in(self, ref: BlobRef, shared: SharedNames) -> tuple[bytes, ...]:
+        whole = self.recall(ref, Manifest)
+        if whole is not None:
+            return whole.ids
+        offset, length, crc = shared.place
+        return self.load(BlockRef(ref.key, length, crc, start=offset), Block).tables
 
     def table_here(self, ref: BlobRef, part: Part) -> ChunkTable | None:
         """A chunk table in the object, if it is in memory."""

@@ -48,14 +48,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import msgpack
+import numpy as np
 from msgspec import Struct
 
 from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
-from zarr_manifests.format.chunk_table import MAX_ROWS, ChunkTable, StoredTable
+from zarr_manifests.format.chunk_table import (
+    MAX_ROWS,
+    ChunkTable,
+    FindIds,
+    StoredTable,
+    encode_column,
+    no_ids,
+)
 from zarr_manifests.format.records import (
     HEADER_BYTES,
     MAX_EXPANSION,
@@ -102,6 +110,11 @@ _MUCH_SMALLER: Final = 4
 """Small tables may compress so well that the manifest is small after all."""
 _BLOCK_BYTES: Final = 64 * 1024
 """Tables up to about so many bytes share a block."""
+_IDS_AT: Final = HEADER_BYTES + len(msgpack.packb({"ids": None})) - 1
+_ID_BYTES: Final = 16
+"""About what the id of a session takes, compressed."""
+_SHARED_PART: Final = 8
+"""Ids are shared if that saves this part of the bytes: reading them takes a request."""
 _ROWS_FREELY: Final = 1 << 20
 _ROWS_A_BYTE: Final = 8
 _VALUES_FREELY: Final = 1 << 22
@@ -214,7 +227,7 @@ class ManifestRef(Record, frozen=True, dict=True, rename={"packed_for": "set", "
 
 
 class Block(Struct, frozen=True):
-    """The tables of a block of a manifest, each still encoded."""
+    """The tables of a block of a manifest, each still encoded; or the session ids they share."""
 
     tables: tuple[bytes, ...]
 
@@ -261,9 +274,12 @@ class Manifest(Record, frozen=True, dict=True):
     ----------
     parts : tuple of (Part, bytes)
         Each table's directory entry, and the encoded table.
+    ids : tuple of bytes
+        Session ids that several tables share.
     """
 
     parts: tuple[tuple[Part, bytes], ...] = ()
+    ids: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, tables: Iterable[tuple[bytes, ChunkTable]]) -> Manifest:
@@ -279,20 +295,9 @@ class Manifest(Record, frozen=True, dict=True):
         """The tables of one node, decoded."""
         return [self.decode(part, data) for part, data in self.parts if part.node_id == node_id]
 
-    @staticmethod
-    def decode(part: Part, data: bytes, *, refs: bool = True) -> ChunkTable:
-        """Decode one of the tables; without `refs`, only which chunks it has."""
-        stored = record(StoredTable, unpack(data), "table")
-        if stored.n != part.count:
-            raise CorruptObjectError("a chunk table has not the rows that its manifest lists")
-        _check_size(stored.n, stored.col, len(data))
-        try:
-            table = ChunkTable.parse(stored, refs=refs)
-        except InvalidArgumentError as error:  # an invalid box
-            raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
-        if table.box != part.box:
-            raise CorruptObjectError("a chunk table has another box than its manifest lists")
-        return table
+    def decode(self, part: Part, data: bytes) -> ChunkTable:
+        """One of the tables, decoded."""
+        return decode_table(part, data, find_ids=lambda _: self.ids)
 
     def data(self, part: Part) -> bytes:
         """The encoded table of that part.
@@ -332,8 +337,26 @@ class Manifest(Record, frozen=True, dict=True):
 NO_TABLES: Final = Manifest(())
 
 
+def decode_table(
+    part: Part, data: bytes, *, refs: bool = True, find_ids: FindIds = no_ids
+) -> ChunkTable:
+    """Decode a table of a manifest; without `refs`, only which chunks it has."""
+    stored = record(StoredTable, unpack(data), "table")
+    if stored.n != part.count:
+        raise CorruptObjectError("a chunk table has not the rows that its manifest lists")
+    _check_size(stored.n, stored.col, len(data))
+    try:
+        table = ChunkTable.parse(stored, refs=refs, find_ids=find_ids)
+    except InvalidArgumentError as error:  # an invalid box
+        raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
+    if table.box != part.box:
+        raise CorruptObjectError("a chunk table has another box than its manifest lists")
+    return table
+
+
 def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place, ...]]:
     """The bytes of a manifest of several blocks, and where each table is."""
+    ids, parts = _sharing_ids(parts)
     groups: list[list[tuple[Part, bytes]]] = []
     room = 0
     for part, data in parts:
@@ -343,8 +366,10 @@ def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place,
         groups[-1].append((part, data))
         room -= len(data)
     packer = msgpack.Packer(use_bin_type=True)
-    written = [packer.pack_map_header(1), packer.pack("blocks")]
-    written.append(packer.pack_array_header(len(groups)))
+    written = [packer.pack_map_header(1 + bool(ids))]
+    if ids:
+        written += [packer.pack("ids"), packer.pack(ids)]
+    written += [packer.pack("blocks"), packer.pack_array_header(len(groups))]
     places: list[Place] = []
     end = HEADER_BYTES + sum(map(len, written))
     for group in groups:
@@ -357,22 +382,43 @@ def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place,
     return frame(ObjectKind.MANIFEST, STORED, len(payload), payload), tuple(places)
 
 
+def _sharing_ids(
+    parts: Sequence[tuple[Part, bytes]],
+) -> tuple[bytes, Sequence[tuple[Part, bytes]]]:
+    """A block with the session ids of the tables, and the tables without; if that saves enough."""
+    tables = [unpack(data) for _, data in parts]
+    number = {name: at for at, name in enumerate(dict.fromkeys(chain(*(t["src"] for t in tables))))}
+    repeated = sum(len(table["src"]) for table in tables) - len(number)
+    if repeated * _ID_BYTES * _SHARED_PART <= sum(len(data) for _, data in parts):
+        return b"", parts
+    ids = Block(tuple(name.encode() for name in number)).pack(alone=True)
+    place = _IDS_AT + len(msgpack.packb(ids)) - len(ids), len(ids), crc32c(ids)
+    for table in tables:
+        if named := table.pop("src"):
+            at = encode_column(np.array([number[name] for name in named], np.int64))
+            table["shared"] = [place, len(named), at]
+    return ids, [(part, pack(table)) for (part, _), table in zip(parts, tables, strict=True)]
+
+
 class _StoredBlocks(Record, frozen=True):
     """Blocks of a manifest, still packed, each with the directory of its tables."""
 
+    ids: bytes = b""
     blocks: tuple[tuple[tuple[Part, ...], bytes], ...] = ()
 
 
 def _of_blocks(payload: Any, most: int) -> Manifest:
     """The manifest of these blocks, whose tables have together at most so many bytes."""
     found: list[tuple[Part, bytes]] = []
-    for parts, data in record(_StoredBlocks, payload, "manifest").blocks:
+    stored = record(_StoredBlocks, payload, "manifest")
+    ids = Block.parse(stored.ids, most).tables if stored.ids else ()
+    for parts, data in stored.blocks:
         tables = Block.parse(data, min(most, MAX_EXPANSION * len(data))).tables
         most -= sum(map(len, tables))
         if len(tables) != len(parts):
             raise CorruptObjectError("a block has not the tables that are listed of it")
         found += zip(parts, tables, strict=True)
-    return Manifest(tuple(found))
+    return Manifest(tuple(found), ids)
 
 
 def encode_table(table: ChunkTable) -> bytes:

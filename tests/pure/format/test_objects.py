@@ -44,6 +44,7 @@ from zarr_manifests.format.manifest import (
     Node,
     NodeKind,
     NodePage,
+    decode_table,
 )
 from zarr_manifests.format.records import MAX_MS, BlobRef
 from zarr_manifests.format.root import (
@@ -200,7 +201,7 @@ def read(kind: str, data: bytes, ref: BlobRef | None = None) -> Any:
         ),
     }.get(kind)
     for part, table in manifest().parts if manifest else ():
-        decoded = Manifest.decode(part, table)
+        decoded = decode_table(part, table)
         dict(decoded.refs())
         decoded.get(part.box.lo)
         fold([decoded], merge_layers([Layer(None, (decoded, decoded))]))

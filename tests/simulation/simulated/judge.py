@@ -729,8 +729,9 @@ class Judge:
                 held = Delta.from_object(data, BlobRef.to(key, data)).embedded
             elif key.startswith("manifests/"):
                 held = Manifest.from_object(data, BlobRef.to(key, data))
-            for part, table in held.parts if held is not None else ():
-                found |= native_keys(Manifest.decode(part, table))
+            if held is not None:
+                for part, table in held.parts:
+                    found |= native_keys(held.decode(part, table))
         return found
 
     def _indexes(self) -> set[str]:
