@@ -168,6 +168,58 @@ def test_blocks_that_lie_are_refused(
         Manifest.from_object(*forged(blocks)).tables(bytes(12))
 
 
+@pytest.fixture(scope="module")
+def sharing() -> bytes:
+    """A manifest of six tables that name the same 3,000 sessions."""
+    rng = np.random.default_rng(0)
+    sessions = tuple(new_session_id(number, rng.bytes(12)) for number in range(3000))
+    rows, none = 12_000, np.zeros(12_000, np.int64)
+    tables = []
+    for first in range(0, 6 * rows, rows):
+        box, crc = Box((first,), (first + rows,)), rng.integers(0, 2**32, rows)
+        kind, source = none + RefKind.NATIVE, np.arange(rows) % 3000
+        table = ChunkTable(box, None, kind, source, none, none, none + 9, crc, sessions, b"")
+        tables.append((NODE, table))
+    return Manifest.of(tables).encode()[0]
+
+
+def changed(data: bytes, change: Callable[[Any, list[Any]], Any]) -> tuple[bytes, BlobRef]:
+    """The manifest after a change of its payload, or of what its first table says of its ids."""
+    payload = msgpack.unpackb(data[HEADER_BYTES:])
+    packed, *others = Block.parse(payload["blocks"][0][1], 1 << 24).tables
+    table = msgpack.unpackb(packed)
+    change(payload, table)
+    payload["blocks"][0][1] = b"\0" + msgpack.packb([msgpack.packb(table), *others])
+    body = msgpack.packb(payload)
+    made = frame(ObjectKind.MANIFEST, STORED, len(body), body)
+    return made, BlobRef.to(KEY, made)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda payload, _: payload.pop("ids"),
+        lambda payload, _: payload.update(ids=b"\0" + msgpack.packb([b"no id"] * 3000)),
+        lambda payload, _: payload.update(ids=b"\0" + msgpack.packb([b"\xff" * 37] * 3000)),
+        lambda payload, _: payload.update(ids=b"\2"),
+        lambda _, table: table.update(src=[SESSION]),
+        lambda _, table: table["shared"].__setitem__(1, 2999),
+        lambda _, table: table["shared"].__setitem__(1, 3001),
+        lambda _, table: table.update(shared=[table["shared"][0], 2**24, [0, 7]]),
+        lambda _, table: table.update(shared=[table["shared"][0], 3000, [0, 3000]]),
+        lambda _, table: table.pop("shared"),
+    ],
+)
+def test_shared_ids_that_lie_are_refused(
+    change: Callable[[Any, list[Any]], Any], sharing: bytes
+) -> None:
+    kept = Manifest.from_object(*changed(sharing, lambda *_: None)).tables(NODE)
+    assert len({table.sources for table in kept}) == 1
+    assert all(len(table) == len(table.sources) * 4 for table in kept)
+    with pytest.raises(CorruptObjectError):
+        Manifest.from_object(*changed(sharing, change)).tables(NODE)
+
+
 def test_claims_that_few_bytes_cannot_hold_are_refused() -> None:
     """Constant columns of many rows."""
     rows = 1 << 23
