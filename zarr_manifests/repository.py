@@ -926,7 +926,7 @@ class Repository:
         Raises
         ------
         AlreadyExistsError
-            If there is, or ever was, a tag of that name.
+            If there is, or ever was, a tag of that name; or a branch has it.
         SnapshotExpiredError
             If the snapshot does not exist, or a collection of garbage deletes parts of it.
         """

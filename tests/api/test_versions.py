@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,12 +123,25 @@ def test_what_is_no_version_is_refused(made: tuple[Repository, list[str]], told:
         REFUSED[told](made[0])
 
 
-def test_a_branch_and_a_tag_of_one_name_are_ambiguous(made: tuple[Repository, list[str]]) -> None:
+def test_a_branch_and_a_tag_of_one_name_are_ambiguous(
+    made: tuple[Repository, list[str]], tmp_path: Path
+) -> None:
     repo, ids = made
-    repo.create_tag("side", ids[3])
+    zm.clone(repo, tmp_path / "clone")
+    copy = zm.open(tmp_path / "clone")
+    repo.create_branch("later", ids[2])
+    copy.create_tag("later", ids[3])
+    zm.clone(repo, tmp_path / "clone")
     with pytest.raises(InvalidArgumentError, match="ambiguous"):
-        resolved(repo, "side")
-    assert resolved(repo, "refs/tags/side") == ids[3]
+        resolved(copy, "later")
+    assert resolved(copy, "refs/tags/later") == ids[3]
+
+
+def test_no_tag_makes_the_name_of_a_branch_ambiguous(made: tuple[Repository, list[str]]) -> None:
+    repo, ids = made
+    with pytest.raises(AlreadyExistsError, match="ambiguous"):
+        repo.create_tag("side", ids[3])
+    assert resolved(repo, "side") != ids[3]
 
 
 def test_no_branch_makes_the_name_of_a_tag_ambiguous(made: tuple[Repository, list[str]]) -> None:

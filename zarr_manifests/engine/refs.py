@@ -529,6 +529,10 @@ class Refs:
                 raise AlreadyExistsError(
                     f"tag {name!r} exists; tags do not move: choose another name"
                 )
+            if name in root.branches:
+                raise AlreadyExistsError(
+                    f"branch {name!r} exists, and its name would become ambiguous; choose another"
+                )
             if TAGS + name in root.deleted:
                 raise AlreadyExistsError(
                     f"a tag {name!r} was deleted; its name is never used again, so that it cannot "
