@@ -232,15 +232,15 @@ def _place(
 ) -> Listing:
     if isinstance(given, LocalStore):
         given = given.root
-    if isinstance(given, ObjectStore | FsspecStore):
-        given = own_storage(given)
-    if isinstance(given, Store):
+    if isinstance(given, Store) and not isinstance(given, ObjectStore | FsspecStore):
         if not copy:
             raise InvalidArgumentError(
                 f"the chunks of a {type(given).__name__} are at no place that references could "
                 "name: pass copy=True"
             )
         return _in_store(given, max_bytes)
+    if not isinstance(given, str | os.PathLike | Storage):
+        given = own_storage(given)  # a mapper of fsspec, too
     if isinstance(given, ObjectStorage) and given.place.kind != "fsspec":
         refuse_options("a storage", storage_options)
         return in_place(given, max_bytes)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -199,6 +200,15 @@ def test_a_store_may_be_a_link_and_no_folder_in_it(
     (plain / "u").symlink_to(plain / "t")
     with pytest.raises(InvalidArgumentError, match=r"'u' in .* is a symbolic link"):
         zm.virtual.import_zarr(repo, plain, "again", copy=True)
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_mapper_of_fsspec_is_a_place(repo: zm.Repository, plain: Path, copy: bool) -> None:
+    mapper = fsspec.get_mapper(str(plain))
+    zm.virtual.import_zarr(repo, mapper, copy=copy)
+    assert zarr.open_group(repo.readonly_session().store, mode="r").attrs["title"] == "winds"
+    with pytest.raises(InvalidArgumentError, match="a dict is not a location"):
+        zm.virtual.import_zarr(repo, {}, "again", copy=copy)  # type: ignore[arg-type]
 
 
 def test_documents_that_are_listed_have_to_be_there(repo: zm.Repository, plain: Path) -> None:
