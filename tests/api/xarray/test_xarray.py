@@ -193,9 +193,11 @@ def test_no_repository(tmp_path, storage):
     for place in (tmp_path / "none", "memory://never-made"):
         with pytest.raises(NotARepositoryError):
             opened(place)
-    zm.create(storage)
+    session = zm.create(storage).readonly_session()
     with pytest.raises(NotFoundError, match="nothing is written"):
         opened(storage)
+    with pytest.raises(InvalidArgumentError, match=r"a Session is not .*open_zarr\(session.store"):
+        opened(session)
 
 
 def test_only_repositories_are_claimed(tmp_path):
