@@ -105,7 +105,7 @@ def report(value: Any) -> Group:
         return Group(Text(plain_text(str(value), lines=True)))
     zeros = () if is_mapping else {one.name for one in fields(value) if one.default == 0}
     single, parts = [], []
-    for name, found in value.items() if is_mapping else parts_of(value):
+    for name, found in value.items() if is_mapping else _parts(value).items():
         if name in zeros and found == 0:
             continue
         if isinstance(found, Mapping) or (isinstance(found, tuple) and not _is_shape(found)):
@@ -116,13 +116,21 @@ def report(value: Any) -> Group:
     return Group(fact_table(single), *parts)
 
 
+def _parts(value: Any) -> dict[str, Any]:
+    """The parts of a value, but for those that another part says in words."""
+    parts = dict(parts_of(value))
+    spoken = (one for one in parts.values() if isinstance(one, Struct) and says(one))
+    said = {name for one in spoken for name, _ in parts_of(one)}
+    return {name: one for name, one in parts.items() if name not in said}
+
+
 def _listed(name: str, values: Any) -> Iterator[RenderableType]:
     """The first elements of a collection as a table, and how many more there are."""
     first = [*islice(values.items() if isinstance(values, Mapping) else values, _MOST_ROWS)]
     if isinstance(values, Mapping):
         yield fact_table((str(key), shown(str(key), one)) for key, one in first)
     elif isinstance(first[0], Struct) and not says(first[0]):
-        rows = [dict(parts_of(one)) for one in first]
+        rows = [_parts(one) for one in first]
         used = [key for key in rows[0] if any(row[key] not in (None, "", ()) for row in rows)]
         right = [key for key in used if all(isinstance(row[key], int | float) for row in rows)]
         table = columns(*map(_words, used), right=[*map(_words, right)], whole=("path", "key"))

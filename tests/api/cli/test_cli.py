@@ -72,6 +72,13 @@ def test_metadata_is_part_of_info(tmp_path: Path) -> None:
 # --- du, diff, branch, tag -----------------------------------------------------------------------
 
 
+def test_du_says_each_number_once(url: str) -> None:
+    told = "\n".join(lines("du", url))
+    assert "total        2 chunks" in told
+    assert not re.search(r"^(chunks|bytes|exact) ", told, re.MULTILINE)
+    assert "exact" not in told
+
+
 def test_diff_lists_nodes_and_chunks(url: str) -> None:
     assert lines("diff", url, "main", "trial") == ["  /air/temperature: 2 chunks: (1, 0), (1, 1)"]
     assert lines("diff", url, "main", "main") == ["no changes"]
