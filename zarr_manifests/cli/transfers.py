@@ -23,7 +23,7 @@ from zarr_manifests.cli.verbs import (
     storage_options,
     verb,
 )
-from zarr_manifests.errors import ManifestsError, plain_text
+from zarr_manifests.errors import ManifestsError, NotFoundError, plain_text
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.runtime import need
 from zarr_manifests.texts import count_text
@@ -157,7 +157,7 @@ def run_import_netcdf(
     how |= {"branch": branch, "message": message, "append_dim": append_dim}
     how["on_error"] = "report" if skip else "fail"
     how["on_changed"] = "replace" if replace else "error"
-    return _into(url, option, container, lambda repo: zm.ingest(files, repo, **how))
+    return _into(url, files, option, container, lambda repo: zm.ingest(files, repo, **how))
 
 
 @run_import.command(name="zarr")
@@ -190,7 +190,8 @@ def run_import_zarr(
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.rstrip("/").rpartition("/")[2]).strip("-")
     places = {} if copy else {name or "source": source}
     take_in = zm.virtual.import_zarr
-    return _into(url, option, None, lambda repo: take_in(repo, source, path, copy, **how), places)
+    into = url, [source], option, None
+    return _into(*into, lambda repo: take_in(repo, source, path, copy, **how), places)
 
 
 @run_import.command(name="kerchunk")
@@ -226,7 +227,8 @@ def run_import_kerchunk(
     how |= {"mode": "w" if replace else "w-", "remote_protocol": remote_protocol}
     how["storage_options"] = storage_options(references, from_option, "--from-option") or None
     take_in = zm.virtual.import_kerchunk
-    return _into(url, option, container, lambda repo: take_in(repo, references, path, **how))
+    into = url, [references], option, container
+    return _into(*into, lambda repo: take_in(repo, references, path, **how))
 
 
 @run_import.command(name="icechunk")
@@ -252,7 +254,7 @@ def run_import_icechunk(
     how: Any = {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(source, from_option, "--from-option")
     take_in = zm.virtual.import_icechunk
-    ours = _into(url, option, container, lambda repo: take_in(repo, source, **how))
+    ours = _into(url, [source], option, container, lambda repo: take_in(repo, source, **how))
     branches = open_at(url, option).list_branches()
     there = f"{count_text(len(ours), 'snapshot')} of the icechunk repository here"
     return Told({"branches": branches, "snapshots": ours}, [fact_table(branches.items()), there])
@@ -260,6 +262,7 @@ def run_import_icechunk(
 
 def _into[Made](
     url: str,
+    sources: list[str],
     option: Pairs,
     containers: Pairs,
     take_in: Callable[[Repo], Made],
@@ -267,13 +270,16 @@ def _into[Made](
 ) -> Made:
     """Import into the repository, which is made first if there is none.
 
-    The containers are saved with it, and others.
+    It is not made for a file that is not there. The containers are saved with it, and others.
     """
     from zarr_manifests.repositories import write_into
     from zarr_manifests.storage.url import storage_of
 
     places = pairs(containers, "--container")
     storage = storage_of(url, storage_options(url, option))
+    for source in sources:
+        if "://" not in source and not Path(source).exists():
+            raise NotFoundError(f"there is no {source}")
     found = write_into(storage, take_in, make=True, virtual_containers=places)
     _save(storage, {**places, **(also or {})})
     return found

@@ -69,6 +69,15 @@ def test_metadata_is_part_of_info(tmp_path: Path) -> None:
     assert "\x1b" not in "".join(lines("info", tmp_path))
 
 
+@pytest.mark.parametrize("kind", ["zarr", "kerchunk", "icechunk", "netcdf"])
+def test_an_import_of_what_is_not_there_makes_no_repository(kind: str, tmp_path: Path) -> None:
+    failed = call("import", kind, tmp_path / "new", tmp_path / "missing")
+    assert (failed.exit_code, f"there is no {tmp_path / 'missing'}" in failed.stderr) == (1, True)
+    assert not (tmp_path / "new").exists()
+    failed = call("log", tmp_path / "new")
+    assert "`import` makes one" in failed.stderr
+
+
 # --- du, diff, branch, tag -----------------------------------------------------------------------
 
 
