@@ -76,6 +76,40 @@ def test_a_fork_does_not_bring_back_what_the_session_has_deleted_since(session: 
     assert get(session, "a/c/1") is None
 
 
+@pytest.mark.parametrize("times", [0, 1])
+def test_forks_that_nobody_has_opened_bring_nothing(session: Session, times: int) -> None:
+    put(session, "a/c/1", b"first")
+    session.merge(session.fork())  # an idle worker
+    put(session, "a/c/1", b"second")
+    idle = session.fork()
+    for _ in range(times):
+        idle = pickle.loads(pickle.dumps(idle))
+    put(session, "a/c/1", b"first")
+    session.merge(idle)
+    assert get(session, "a/c/1") == b"first"
+
+
+def test_a_fork_that_nobody_has_opened_brings_no_older_state_of_its_parent(
+    session: Session,
+) -> None:
+    parent = session.fork()
+    put(parent, "a/c/1", b"first")
+    child = parent.fork()
+    put(parent, "a/c/1", b"second")
+    session.merge(parent)
+    session.merge(child)
+    assert get(session, "a/c/1") == b"second"
+
+
+def test_forks_of_a_second_round_may_have_an_idle_one(session: Session) -> None:
+    session.merge(session.fork())
+    put(session, "a/c/1", b"first")
+    idle, busy = session.fork(), session.fork()
+    put(busy, "a/c/1", b"second")
+    session.merge(busy, idle)
+    assert get(session, "a/c/1") == b"second"
+
+
 def test_what_a_fork_has_deleted_again_is_deleted_by_its_next_merge(session: Session) -> None:
     fork = session.fork()
     put(fork, "a/c/1", b"from the fork")

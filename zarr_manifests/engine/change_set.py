@@ -677,7 +677,7 @@ class ForkState(Struct, frozen=True):
     lineage : bytes or None
         Shared by all copies of the session; None for a read-only copy.
     copy_id : str
-        The session id under which the copy wrote its objects.
+        The session id under which the copy wrote its objects; empty if nobody has opened it yet.
     before, after : ChangeSet
         The changes the copy started from, and those it has now.
     explicit : bool

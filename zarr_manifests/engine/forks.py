@@ -289,15 +289,15 @@ def fork_state(workspace: Workspace) -> ForkState:
         after = contents.changes.copy()
         # A child of os.fork cannot tell the parent's changes from its own. Merging all of them
         # changes nothing where the parent has the same.
-        before = ChangeSet() if origin is None else origin.before
+        before, copy_id = ChangeSet() if origin is None else origin.before, keys.session_id
         if workspace.pid == os.getpid():
             after.zones = {}  # whatever merges the copy has them
-            before = after
+            before, copy_id = after, ""
     return replace(
         freeze_reader(contents),
         start=keys.start,
         lineage=keys.lineage,
-        copy_id=keys.session_id,
+        copy_id=copy_id,
         before=before,
         after=after,
         explicit=True,
@@ -321,8 +321,6 @@ def _frozen_copy(workspace: Workspace, origin: ForkState) -> ForkState:
             f"{fence}: what it wrote has been collected. Open another session and write it again"
         ) from error
     after = workspace.contents.changes.copy()
-    if after == origin.after:
-        return replace(origin, after=after)
     after.lighten(origin.before, min(_MOST_SENT, workspace.context.config.spill_refs))
     return replace(origin, after=after, copy_id=workspace.keys.session_id)
 
@@ -364,7 +362,7 @@ def merge_forks(workspace: Workspace, forks: Sequence[ForkState]) -> None:
             )
     for fork in forks:
         _check_refs(workspace, fork)
-    _merge(workspace, [(fork.before, fork.after, fork.copy_id) for fork in forks])
+    _merge(workspace, [(fork.before, fork.after, fork.copy_id) for fork in forks if fork.copy_id])
 
 
 def _check_refs(workspace: Workspace, fork: ForkState) -> None:
