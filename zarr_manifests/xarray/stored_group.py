@@ -238,7 +238,7 @@ def check_lengths(ds: xr.Dataset, group: StoredGroup, append_dim: Hashable | Non
         if name in group.nodes:
             more, after = after.get(along, 0), group.sizes(name)
             after |= {along: after[along] + more} if along in after else {}
-        told = {dim: f"{size} long" for dim, size in after.items()} or {name: "a scalar"}
+        told = {dim: f"{size:d} long" for dim, size in after.items()} or {name: "a scalar"}
         for dim, what in told.items():
             lengths.setdefault(dim, {}).setdefault(what, []).append(name)
     for dim, arrays in lengths.items():

@@ -117,6 +117,15 @@ def test_an_append_leaves_no_array_behind() -> None:
     assert opened(repository).sizes["time"] == 4
 
 
+def test_a_variable_of_no_cells_goes_beside_another() -> None:
+    repository = written(series(times()))
+    zm.write(xr.Dataset({"q": ("time", [])}), repository, message="beside", mode="a")
+    assert dict(opened(repository).sizes) == {"time": 0}
+    refused = xr.Dataset({"p": ("time", [1.0])})
+    with pytest.raises(InvalidArgumentError, match="be 1 long in 'p', 0 long in 'q', 't', 'time'"):
+        zm.write(refused, repository, message="longer", mode="a")
+
+
 @pytest.mark.parametrize("fine", ["ns", "us"])
 def test_times_of_another_resolution(fine: str) -> None:
     """Each is stored as it is, or refused; xarray alone would store some as NaT."""
