@@ -183,9 +183,9 @@ def _canonical(value: Any) -> Literal:
             return value
         case str():
             return str(value)
-        case np.datetime64() if not np.isnat(value):
-            days = np.datetime_data(value.dtype)[0] in "YMWD"
-            return Moment(str(value.astype("M8[D]") if days else value))
+        case np.datetime64() if not np.isnat(value):  # in UTC, as NumPy has it
+            nanos = np.datetime_data(value.dtype)[0] == "ns"
+            return Moment(f"{value}Z" if nanos else f"{value.astype('M8[us]')}000Z")
         case datetime() if value == value:  # pandas' NaT is none
             return _moment(value)
         case date() if value == value:
@@ -225,9 +225,6 @@ def _end(value: Any) -> End:
     match value:
         case None | bytes() | timedelta():
             return value
-        case np.datetime64() if not np.isnat(value):  # in UTC, as NumPy has it
-            nanos = np.datetime_data(value.dtype)[0] == "ns"
-            return Moment(f"{value}Z" if nanos else f"{value.astype('M8[us]')}000Z")
         case np.timedelta64() if not np.isnat(value):
             return value
         case datetime() if value == value:
@@ -480,13 +477,21 @@ def _of_item(name: str, value: Any) -> Comparison:
             _operator(first) or not re.search(r"\w", first)
         ):
             return _of_tuple((name, *value))
-        case tuple() | slice() | str() | date() | Moment():
-            return Comparison(name, "within", (value,))
         case list() | set() | frozenset() | range() | np.ndarray():
-            ranges = any(isinstance(each, tuple | list | slice) for each in value)
-            periods = bool(len(value)) and all(isinstance(v, str | date | Moment) for v in value)
-            return Comparison(name, "within" if ranges or periods else "in", tuple(value))
-    return Comparison(name, "=", (value,))
+            if any(each is None for each in value):
+                raise InvalidArgumentError(
+                    f"a list for {name!r} has None, which stands for no end and for what is "
+                    "missing: give the range with its open end, or ask for IS NULL by itself"
+                )
+            return Comparison(name, "within" if any(map(_is_label, value)) else "in", (*value,))
+    return Comparison(name, "within" if _is_label(value) else "=", (value,))
+
+
+def _is_label(value: Any) -> bool:
+    """Whether a value is a range of labels, or may stand for one, as text does for its period."""
+    if hasattr(value, "calendar"):  # a date of cftime
+        return True
+    return isinstance(value, tuple | list | slice | str | date | Moment | np.datetime64)
 
 
 def _of_each(given: Any) -> tuple[Comparison, ...]:

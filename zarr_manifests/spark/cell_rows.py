@@ -85,8 +85,7 @@ def read(
         of them, `(">", 6000)` a comparison as in text, and None a missing value. A list joins any
         of these. Chunks that cannot have a row are not read: by the coordinates, and by the bounds
         of the chunks' values where the repository has statistics. Times without a zone are in the
-        session's; in ranges, those of NumPy are in UTC. Dimensions without a coordinate have
-        positions.
+        session's, those of NumPy in UTC. Dimensions without a coordinate have positions.
     layout : "long" or "chunk", default "long"
         One row per cell or per chunk. The row of a chunk has its coordinates as arrays, its
         `shape`, and for each variable the `dtype` and the decoded values (`data`, in C order). Of

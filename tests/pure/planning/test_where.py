@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import cftime
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_manifests.errors import InvalidArgumentError, WhereError
-from zarr_manifests.planning.where import GRAMMAR, Comparison, Moment, Where, parse_where
+from zarr_manifests.planning.skipping import matching_cells
+from zarr_manifests.planning.where import (
+    GRAMMAR,
+    Comparison,
+    Moment,
+    Where,
+    parse_where,
+    zone_of,
+)
 
 NUMBERS = st.one_of(
     st.integers(-(10**37) + 1, 10**37 - 1),
@@ -93,11 +102,35 @@ def test_pairs_of_a_mapping_are_ranges_unless_they_begin_with_an_operator() -> N
     assert where.sql == shown
 
 
-@pytest.mark.parametrize("value", ["2000-02", date(2000, 2, 1), ["2000-02", "2000-05"]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2000-02",
+        date(2000, 2, 1),
+        cftime.Datetime360Day(2000, 2, 30),
+        ["2000-02", "2000-05"],
+        ["2000-02", np.datetime64("2000-03-01")],
+    ],
+)
 def test_a_label_of_a_mapping_is_a_range_from_it_to_it(value: Any) -> None:
     labels = value if isinstance(value, list) else [value]
     (found,) = parse_where({"t": value}).comparisons
     assert found == Comparison("t", "within", tuple((label, label) for label in labels))
+
+
+@pytest.mark.parametrize("value", [[("2000", "2001"), None], ["2000", None], [1, None]])
+def test_a_list_has_no_missing_value(value: Any) -> None:
+    """As an end of a range, None would select everything."""
+    with pytest.raises(InvalidArgumentError, match="IS NULL by itself"):
+        parse_where({"t": value})
+
+
+def test_times_of_numpy_are_in_utc_wherever_they_stand() -> None:
+    noon = np.datetime64("2000-03-26T12")
+    hours = np.array(["2000-03-26T12"], "M8[h]")
+    for value in (noon, [noon], ("=", noon), (noon, noon), ("in", [noon])):
+        (comparison,) = parse_where({"t": value}).comparisons
+        assert matching_cells(comparison, hours, zone=zone_of("Asia/Tokyo")).all(), value
 
 
 @pytest.mark.parametrize(
