@@ -176,6 +176,17 @@ def test_a_creation_that_was_cherry_picked_conflicts_when_it_is_merged(repo: Rep
     assert values(repo, path="c") == before == [6, 6, 5, 5]
 
 
+@pytest.mark.parametrize("bring", [Repository.merge, Repository.cherry_pick])
+def test_fill_values_in_an_array_that_was_rewritten_are_no_less_than_others(
+    repo: Repository, bring: Callable[[Repository, str], object]
+) -> None:
+    put(repo, "side", slice(0, 2), 0, "b")  # which unsets the chunk
+    zm.rewrite_chunks(repo, "b", chunks=[4])
+    with pytest.raises(ConflictError) as caught:
+        bring(repo, "side")
+    assert [(each.path, each.chunks) for each in caught.value.conflicts] == [("/b", ((0,),))]
+
+
 def test_an_array_without_chunks_that_was_made_smaller_is_merged_twice() -> None:
     repo = zm.create(MemoryStorage())
 

@@ -283,7 +283,8 @@ def _in_the_end(
         array = on.by_id[node_id].array if node_id in on.by_id else None
         if array is not None and len(at):
             changed &= inside(at, array.grid.hi)  # its new shape says the rest
-        if to is not None:
+        # An array made anew in place of mine has none of its chunks, but not because I unset them.
+        if to is not None and (node_id in on.by_id or node_id not in view.by_id):
             there = select(to, to.kind != RefKind.UNSET)
             same = same_chunks(context, on, node_id, there, now, at) & (rows_at(to, at) >= 0)
             changed &= ~same
