@@ -291,7 +291,7 @@ def _decoded(ds: xr.Dataset, name: str) -> xr.Variable:
     given = xr.Variable(stored.dims, stored.values, {**told, **stored.attrs})
     with quiet():  # dates beyond those of numpy become cftime's
         try:
-            return decode_cf_variable(name, given, decode_timedelta=False).load()
+            return decode_cf_variable(name, given).load()
         except (ValueError, OverflowError):  # such as months since a date
             return decode_cf_variable(name, given, decode_times=False).load()
 

@@ -433,6 +433,20 @@ def test_labels_that_are_there_already_are_told(files: list[Path], tmp_path: Pat
     assert refused([files[2]], place).endswith("what is there ends at 2024-01-08")
 
 
+def test_durations_are_in_the_units_of_each_file(tmp_path: Path) -> None:
+    due, places = [], []
+    for number, units in enumerate(("hours", "minutes")):
+        lead = np.array([60 * number, "NaT"], "m8[m]").astype("m8[ns]")
+        ds = day(number).assign(lead=("time", lead), step=("time", [1, 2], {"units": "hours"}))
+        ds.lead.encoding = {"units": units, "dtype": "i4", "_FillValue": -9}
+        places.append(save(ds, tmp_path / f"{number}.nc"))
+        due.append(ds)
+    zm.ingest(places, tmp_path / "r", append_dim="time")
+    found = opened(tmp_path / "r")
+    assert found.step.dtype.kind == "i"
+    xr.testing.assert_equal(found.lead, xr.concat([ds.lead for ds in due], "time"))
+
+
 def test_units_of_the_year_0_need_a_function(tmp_path: Path) -> None:
     file = tmp_path / "climatology.nc"
     early = day(0).assign_coords(time=("time", [0, 24], {"units": "hours since 0000-01-01"}))
