@@ -176,6 +176,20 @@ def test_a_creation_that_was_cherry_picked_conflicts_when_it_is_merged(repo: Rep
     assert values(repo, path="c") == before == [6, 6, 5, 5]
 
 
+def test_an_append_that_was_taken_back_cuts_nothing_off(repo: Repository) -> None:
+    def resize(branch: str, size: int) -> None:
+        with repo.transaction(branch, message="resize b") as store:
+            zarr.open_array(store, path="b").resize((size,))
+
+    resize("main", 8)
+    put(repo, "main", slice(4, 8), 2, "b")
+    resize("main", 4)
+    resize("side", 8)
+    put(repo, "side", slice(4, 8), 3, "b")
+    repo.merge("main", "side", message="merge")
+    assert values(repo, "side", "b") == [1, 1, 1, 1, 3, 3, 3, 3]
+
+
 @pytest.mark.parametrize("bring", [Repository.merge, Repository.cherry_pick])
 def test_fill_values_in_an_array_that_was_rewritten_are_no_less_than_others(
     repo: Repository, bring: Callable[[Repository, str], object]

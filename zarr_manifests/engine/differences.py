@@ -333,12 +333,13 @@ def net_changes(
     tables: dict[bytes, Sequence[ChunkTable]] = {}
     truncated = {}
     for node_id, coords in _touched(context, both, (old, new), deltas).items():
+        a, b = (chunks_at(view, node_id, coords) for view in (old, new))
+        coords = coords[~same_chunks(context, new, node_id, a, b, coords, read=read)]
         array = now[node_id].array
+        # Chunks that came and went in between cut nothing off.
         if array is not None and not inside(coords, array.grid.hi).all():
             truncated[node_id] = array.grid.hi
             coords = coords[inside(coords, array.grid.hi)]
-        a, b = (chunks_at(view, node_id, coords) for view in (old, new))
-        coords = coords[~same_chunks(context, new, node_id, a, b, coords, read=read)]
         tables[node_id] = rows_for(b, coords)
     for node_id in now.keys() - was.keys():
         table = new.chunks(node_id) if wanted is None or node_id in wanted else None
