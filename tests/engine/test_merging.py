@@ -76,6 +76,20 @@ def test_a_fork_does_not_bring_back_what_the_session_has_deleted_since(session: 
     assert get(session, "a/c/1") is None
 
 
+def test_a_fork_writes_nothing_where_the_session_has_moved_chunks_away_since(
+    session: Session,
+) -> None:
+    put(session, "a/c/3", b"before")
+    session.commit("a chunk")
+    fork = session.fork()
+    put(fork, "a/c/3", b"from the fork")
+    session.shift_array("a", (-1,))
+    with pytest.raises(ConflictError, match="two writers"):
+        session.merge(fork)
+    assert get(session, "a/c/2") == b"before"
+    assert get(session, "a/c/3") is None
+
+
 @pytest.mark.parametrize("times", [0, 1])
 def test_forks_that_nobody_has_opened_bring_nothing(session: Session, times: int) -> None:
     put(session, "a/c/1", b"first")

@@ -178,13 +178,17 @@ class Merge:
         """Chunks that the session has changed since `before`, and the copy to other bytes."""
         known, now = before.layers(node_id), self.mine.layers(node_id)
         moved = [rows for rows in (*known, *now) if rows not in known or rows not in now]
+        cut = self.mine.truncated.get(node_id)
+        cut = None if cut == before.truncated.get(node_id) else cut
         twice: set[Coords] = set()
         for rows in theirs.layers(node_id):
-            if not any(_may_share(each, rows) for each in moved):
+            if cut is None and not any(_may_share(each, rows) for each in moved):
                 continue  # nothing is fetched
             at = theirs.rows(rows).coords()
             changed = difference(self.mine.at(node_id, at), before.at(node_id, at))
-            for coords in () if changed is None else map(tuple, changed.coords().tolist()):
+            places = [] if changed is None else [changed.coords()]
+            places += [] if cut is None else [at[~inside(at, cut)]]
+            for coords in map(tuple, np.concatenate(places).tolist() if places else ()):
                 ours, ref = self.mine.get(node_id, coords), theirs.get(node_id, coords)
                 if ours is None or ref is None or not self._same(node, ours, ref):
                     twice.add(coords)
