@@ -180,6 +180,7 @@ _WORDS: Final = {
     r"\b(format|expected)='([\w-]*)'": r"--\1 \2",
     r"\b(tag|path)=(?=[\s,.;]|$)": r"--\1",
     r"`repo\.(ancestry\(\)|txn_versions\(branch\))`(?! and)": "`zarr-manifests log`",
+    r"`repo\.list_(branch|tag)e?s\(\)`": r"`zarr-manifests \1`",
     r"`repo\.ops_log\(\)`": "`zarr-manifests log --ops`",
 }
 """What is said of Python, as regular expressions, and what of the command line instead."""

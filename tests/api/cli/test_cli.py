@@ -78,6 +78,11 @@ def test_an_import_of_what_is_not_there_makes_no_repository(kind: str, tmp_path:
     assert "`import` makes one" in failed.stderr
 
 
+def test_versions_that_are_not_there_name_the_verbs_that_list_them(url: str) -> None:
+    said = "`zarr-manifests branch`, `zarr-manifests tag` and `zarr-manifests log` list them"
+    assert said in call("tree", url, "nosuch").stderr
+
+
 # --- du, diff, branch, tag -----------------------------------------------------------------------
 
 
