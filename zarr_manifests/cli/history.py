@@ -196,4 +196,4 @@ def run_diff(
         for path, chunks in one.chunks.items():
             for at, count in zip(chunks.tolist(), one.cells[path].tolist(), strict=True):
                 lines.append(f"    {tuple(at)}: {count_text(count, 'cell')}")
-    return Told(found, lines or ["no changes"])
+    return Told(found, lines or [diff])

@@ -91,6 +91,9 @@ def test_diff_between_branches_and_of_values(url: Path) -> None:
     assert (found["chunks"], found["cells"]) == ({"/air/t": [[0, 0], [0, 1]]}, {"/air/t": [3, 3]})
     assert found["steps"] == {"/air/t": [95, 100]}
     assert lines("diff", url, "trial", "trial", "--values") == ["no changes"]
+    with zm.open(url).transaction(message="one more") as store:
+        zarr.create_group(store, path="new")
+    assert lines("diff", url, "main~1", "main", "--values") == ["+ /new"]
 
 
 def test_diff_of_values_after_an_append_tells_of_it(url: Path) -> None:
