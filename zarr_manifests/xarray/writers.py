@@ -93,8 +93,8 @@ def write(
 ) -> str:
     """Write a dataset to a repository in one commit; make the repository if necessary.
 
-    If anything fails, nothing is committed and no repository is made. To write several datasets in
-    one commit, use `to_session`.
+    If anything fails, nothing is committed, and a repository that was made for it stays empty. To
+    write several datasets in one commit, use `to_session`.
 
     Parameters
     ----------
