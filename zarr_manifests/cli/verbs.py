@@ -176,7 +176,7 @@ _WORDS: Final = {
     r"`zm\.recover\(repo, version\)`": "`recover --to`",
     r"\bzm\.recover\b(?!`)": "`recover`",
     r"\bmax_bytes=": "--max-bytes",
-    r"\bforce=True\b": "--force",
+    r"\b(force|copy)=True\b": r"--\1",
     r"\b(format|expected)='([\w-]*)'": r"--\1 \2",
     r"\b(tag|path)=(?=[\s,.;]|$)": r"--\1",
     r"`repo\.(ancestry\(\)|txn_versions\(branch\))`(?! and)": "`zarr-manifests log`",

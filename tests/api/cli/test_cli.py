@@ -74,6 +74,11 @@ def test_an_import_of_what_is_not_there_makes_no_repository(kind: str, tmp_path:
     failed = call("import", kind, tmp_path / "new", tmp_path / "missing")
     assert (failed.exit_code, f"there is no {tmp_path / 'missing'}" in failed.stderr) == (1, True)
     assert not (tmp_path / "new").exists()
+    (tmp_path / "a.zip").touch()
+    assert "(with --copy" in call("import", "zarr", tmp_path / "new", tmp_path / "a.zip").stderr
+
+
+def test_where_no_repository_is_the_verb_that_makes_one_is_named(tmp_path: Path) -> None:
     failed = call("log", tmp_path / "new")
     assert "`import` makes one" in failed.stderr
 
