@@ -176,6 +176,19 @@ def test_a_creation_that_was_cherry_picked_conflicts_when_it_is_merged(repo: Rep
     assert values(repo, path="c") == before == [6, 6, 5, 5]
 
 
+def test_what_the_branch_has_already_brings_no_array_back_that_it_has_moved(
+    repo: Repository,
+) -> None:
+    put(repo, "side", slice(0, 2), 2, "b")
+    put(repo, "main", slice(0, 2), 2, "b")
+    session = repo.writable_session()
+    session.move("b", "c")
+    session.commit("move b")
+    repo.merge("side")
+    assert sorted(zarr.open_group(repo.readonly_session().store, mode="r")) == ["a", "c"]
+    assert values(repo, path="c") == [2, 2, 1, 1]
+
+
 def test_an_append_that_was_taken_back_cuts_nothing_off(repo: Repository) -> None:
     def resize(branch: str, size: int) -> None:
         with repo.transaction(branch, message="resize b") as store:

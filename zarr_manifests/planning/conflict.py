@@ -228,7 +228,7 @@ def _nodes(
             same = None if after.path in changes else tip.get(after.path)
             if same is None or not same_group(same, after):
                 changes[after.path] = after
-        elif there is not None:
+        elif there is not None and after != change.before:
             merged = merge_documents(change.before, after, there, ours.get(node_id, ()))
             node = replace(after, documents=merged)
             if node != there:
