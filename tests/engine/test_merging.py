@@ -76,6 +76,16 @@ def test_a_fork_does_not_bring_back_what_the_session_has_deleted_since(session: 
     assert get(session, "a/c/1") is None
 
 
+def test_a_fork_deletes_nothing_that_the_session_has_moved_since(session: Session) -> None:
+    put(session, "a/c/1", b"before")
+    fork = session.fork()
+    fork.store.delete_sync("a/zarr.json")
+    session.move("a", "b")
+    with pytest.raises(ConflictError, match="deleted in a fork"):
+        session.merge(fork)
+    assert get(session, "b/c/1") == b"before"
+
+
 def test_a_fork_writes_nothing_where_the_session_has_moved_chunks_away_since(
     session: Session,
 ) -> None:

@@ -134,10 +134,11 @@ class Merge:
             if self.mine.nodes.get(path, _ABSENT) not in (before.nodes.get(path, _ABSENT), node)
         ]
         gone = "written in the session and deleted in a fork"
+        moved = {node.node_id: path for path, node in self.mine.nodes.items() if node is not None}
         conflicts += [
             Conflict(ConflictKind.DELETE, f"/{path}", "chunks", gone)
             for node_id, path in replaced.items()
-            if self.mine.beyond(node_id, before)
+            if self.mine.beyond(node_id, before) or moved.get(node_id, path) != path
         ]
         conflicts += self._chunk_conflicts(before, theirs)
         conflicts += self._cut_conflicts(before, theirs)
