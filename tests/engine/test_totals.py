@@ -198,3 +198,20 @@ def test_sums_are_exact_once_what_was_not_counted_is_gone() -> None:
     asyncio.run(session.store.delete_dir("line"))
     assert check(storage, session.commit("delete")).total == exactly(5, 40)
     assert next(repository.ancestry()).totals["chunks"] == 5
+
+
+@pytest.mark.parametrize("theirs", [(4,), (3,), (2, 5)])
+def test_a_commit_on_top_of_others_counts_what_they_left(theirs: tuple[int, ...]) -> None:
+    storage = MemoryStorage()
+    repository = zm.create(storage, CONFIG)
+    session = repository.writable_session()
+    make(session, "line", (12,))
+    session.commit("array")
+    mine, other = (zm.open(storage).writable_session() for _ in range(2))
+    fill(other, "line", *theirs, nbytes=40)
+    check(storage, other.commit("theirs"))
+    fill(mine, "line", 3)
+    totals = check(storage, mine.commit("mine", rebase="ours"))
+    left = set(theirs) - {3}
+    assert totals.total == exactly(len(left) + 1, 40 * len(left) + 8)
+    assert totals["line"].growth.chunks == 1 - (3 in theirs)

@@ -42,9 +42,9 @@ from zarr_manifests.engine.landing import (
     zones_upload,
 )
 from zarr_manifests.engine.objects import SessionKeys, Upload
-from zarr_manifests.engine.rebase import Rebasing, combined, put_on_tip
+from zarr_manifests.engine.rebase import Rebasing, combined, is_apart, put_on_tip
 from zarr_manifests.engine.roots import admitted, check_fence
-from zarr_manifests.engine.totals import effect_of
+from zarr_manifests.engine.totals import Effect, effect_of
 from zarr_manifests.engine.view import Context, ReadContext, SnapshotView
 from zarr_manifests.engine.workspace import UNKNOWN, Workspace
 from zarr_manifests.errors import (
@@ -98,13 +98,17 @@ class CommitRequest(Struct, frozen=True):
 
 
 class _Prepared(Struct, frozen=True):
-    """An encoded commit; only its snapshot depends on the tip it lands on."""
+    """An encoded commit; only its snapshot depends on the tip it lands on.
+
+    Its effect was computed before the turn, so that nobody waits for it.
+    """
 
     delta: Delta
     uploads: Sequence[Upload]
     kind: CommitKind
     tables: Mapping[bytes, Sequence[Rows]]
     entry: DeltaEntry
+    effect: Effect
 
 
 def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Landed:
@@ -175,6 +179,9 @@ def _landed(
         """The opened tip, and the commit as it is on top of it."""
         on, new = put_on_tip(workspace, view, changes, tip, request.rebasing, made.tables)
         if new is changes:
+            if not is_apart(context, view, tip, changes, made.tables):
+                effect = effect_of(made.delta, made.tables, on, context.objects)
+                made = replace(made, effect=effect)
             return on, made
         pending.extend(partial(context.storage.sync, due) for due in sync_parts(new.unsynced))
         return on, _prepare(context, on, new, keys, request, made.delta.commit_id)
@@ -241,7 +248,8 @@ def _prepare(
     entry = DeltaEntry.of(log, delta, 1, coordinates)  # each attempt has its own sequence
     entry = replace(entry, zones=None if zones is None else zones.ref)
     kind = kind_of(context, view, changes, tables)
-    return _Prepared(delta, uploads, kind, tables, entry)
+    effect = effect_of(delta, tables, view, context.objects)
+    return _Prepared(delta, uploads, kind, tables, entry, effect)
 
 
 def _place(
@@ -255,7 +263,7 @@ def _place(
     amends, delta, before = request.amends, prepared.delta, parent.snapshot
     tip = before if amends is None else amends.snapshot
     sequence = before.sequence + 1
-    effect = effect_of(delta, prepared.tables, parent, context.objects)
+    effect = prepared.effect
     entry = replace(prepared.entry, first=sequence, last=sequence, counts=effect.counts)
     marks, page, more = marks_after(context, tip, request.txn, request.steps, keys)
     snapshot = replace(

@@ -168,7 +168,11 @@ def rebase_changes(
         If they cannot be put on top of what came first.
     """
     mine = changes.all_parts() if mine is None else mine
-    if rebasing.allowed and not rebasing.serializable and _apart(context, view, tip, changes, mine):
+    if (
+        rebasing.allowed
+        and not rebasing.serializable
+        and is_apart(context, view, tip, changes, mine)
+    ):
         return context.open_branch(tip), changes
     sides = _in_the_end if rebasing.net else _logged
     on, ours, theirs, done = sides(context, view, tip, changes, mine, rebasing)
@@ -298,7 +302,7 @@ def _in_the_end(
     return on, Changes(ours), Changes.of(base, by_id, nodes, {}, tables), done
 
 
-def _apart(
+def is_apart(
     context: ReadContext, view: SnapshotView, tip: Branch, changes: ChangeSet, mine: Tables
 ) -> bool:
     """Whether the tip's read list shows that the commits in between are disjoint from mine."""
