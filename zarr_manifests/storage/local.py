@@ -398,12 +398,11 @@ class LocalStorage:
         return count
 
     def sync(self, keys: Iterable[str]) -> None:
-        folders: set[str] = set()
+        keys = [*map(check_key, keys)]
         for key in keys:
-            self._sync_file(check_key(key))
-            folders.add(os.path.dirname(self._prefix + key))
+            self._sync_file(key)
         with translated(self.path):
-            self._sync_folders(folders)
+            self._sync_folders(os.path.dirname(self._prefix + key) for key in keys)
 
     async def create_async(self, key: str, data: bytes, *, durable: bool = True) -> bool:
         return self.create(key, data, durable=durable)

@@ -254,8 +254,7 @@ class ObjectStorage:
         return _info(key, self._ask("read", key, lambda obstore: obstore.head(self._client(), key)))
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
-        return self._list(prefix, after)
+        return self._list(check_prefix(prefix), after)
 
     def files(self) -> Iterator[ObjectInfo]:
         """All objects, also those whose names are no keys, such as `.zarray`.
@@ -312,8 +311,7 @@ class ObjectStorage:
 
     def stray(self) -> str | None:
         """The first of the first thousand names that is not a valid key."""
-        names = itertools.islice(self.names(), _LISTED)
-        return next((name for name in names if not is_key(name)), None)
+        return next((n for n in itertools.islice(self.names(), _LISTED) if not is_key(n)), None)
 
     def names(self) -> Iterator[str]:
         """The names of all objects, in order, whether or not they are valid keys."""
