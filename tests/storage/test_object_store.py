@@ -160,8 +160,8 @@ def test_a_store_that_loses_commits_is_read_only(small_store: Any, ignored: str)
         repo.writable_session()
 
 
-def test_a_swap_that_came_before_the_object_proves_nothing(small_store: Any) -> None:
-    """Of a store that looks whether there is an object, and at no etag."""
+def _looks_only_whether_it_is_there(small_store: Any) -> None:
+    """Have a swap of what is not there refused, once, and no etag compared."""
     small_store.heeds -= {"If-Match"}
     early = True
 
@@ -173,8 +173,65 @@ def test_a_swap_that_came_before_the_object_proves_nothing(small_store: Any) -> 
         return None
 
     small_store.faults.append(fault)
+
+
+def test_a_swap_that_came_before_the_object_proves_nothing(small_store: Any) -> None:
+    """And a root that was written beside the next one is swapped by nobody."""
+
+    def after_the_root(request: Any) -> None:
+        if request.headers.get("If-Match"):
+            small_store.await_request("PUT /bucket/ill/current")
+
+    _looks_only_whether_it_is_there(small_store)
+    small_store.faults.append(after_the_root)
+    storage = _storage("bucket/ill")
     with pytest.raises(UnsupportedStorageError, match="takes no notice of If-Match"):
-        zm.create(_storage("bucket/ill"))
+        zm.create(storage)
+    found = storage.get_tagged("current")
+    for again in (storage, _storage("bucket/ill")):
+        with pytest.raises(UnsupportedStorageError, match="read-only"):
+            zm.open(again).writable_session()
+        with pytest.raises(UnsupportedStorageError, match="takes no notice of If-Match"):
+            again.cas("current", b"", found.token)
+    assert storage.get_tagged("current") == found
+
+
+def test_no_swap_is_sent_before_swaps_are_tried(small_store: Any) -> None:
+    """A root alone may be created, which needs the other condition."""
+    _looks_only_whether_it_is_there(small_store)
+    storage = _storage("bucket/ill")
+    token = storage.cas("current", b"1", None)
+    assert token is not None
+    with pytest.raises(UnsupportedStorageError, match="takes no notice of If-Match"):
+        storage.cas("current", b"2", '"another"')
+    assert storage.get("current") == b"1"
+
+
+def test_a_proof_that_was_withdrawn_halfway_begins_again(small_store: Any) -> None:
+    """Else a swap would be tried where no object is."""
+    small_store.objects["bucket/full/other.txt"] = b""
+    storage = _storage("bucket/full")
+    with pytest.raises(AlreadyExistsError):
+        zm.create(storage)
+    assert not any(".probe" in name for name in small_store.objects)
+    _looks_only_whether_it_is_there(small_store)
+    with pytest.raises(UnsupportedStorageError, match="takes no notice of If-Match"):
+        storage.create("a", b"")
+
+
+def test_a_repository_is_made_in_two_rounds(small_store: Any) -> None:
+    """The requests of each wait for one another: a third round would wait for ever."""
+    rounds = [threading.Barrier(6, timeout=5), threading.Barrier(2, timeout=30)]
+    began: list[str] = []
+
+    def wait(request: Any) -> None:
+        if "/root/" not in request.path:  # the archive, which nobody waits for
+            began.append(request.path)
+            rounds[len(began) > 6].wait()
+
+    small_store.faults.append(wait)
+    zm.create(_storage("bucket/well"))
+    assert len(began) == 8
 
 
 # --- errors ----------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 The repository exists once the root is written. Objects of a create that was killed before that are
 recognized by their names, and do not keep the next create from succeeding.
 
-On an object store it takes two rounds of requests, and one more for a probe that is new. In the
-first the place is listed, the store is tested for conditions, and the snapshot is written: under a
-random name, so that no condition is needed. The root is written in the last. A store that ignores
-conditions, and a place that is not empty, keep no snapshot.
+On an object store it takes two rounds of requests. In the first the place is listed, the store is
+tested for conditions, and the snapshot is written: under a random name, so that no condition is
+needed. A store that ignores conditions, and a place that is not empty, keep no snapshot. The root
+is written in the second, by a condition that is known to be respected. If the probe is new, whether
+swaps respect theirs is known only after that round. If they do not, the root stays, since others
+may have read it; no process swaps it, since each tests that before its first swap.
 """
 
 from __future__ import annotations
@@ -79,11 +81,14 @@ def create_repository(
     uploads, proof = (log, snapshot), unmetered(storage)
     if isinstance(proof, ProvesConditions):
         _put_beside(proof, storage, runtime, uploads)
+        beside: list[Callable[[], None]] = [proof.prove]
     else:
         _refuse_stray(storage, storage.stray())
         _check_no_objects(storage, (info.key for info in storage.list()))
         runtime.parallel([partial(objects.create, u.key, u.data) for u in uploads])
-    at = Roots(storage, runtime).create(root)
+        beside = []
+    making: Callable[[], RootAt | None] = partial(Roots(storage, runtime).create, root)
+    at, *_ = runtime.parallel([making, *beside])
     if at is None:
         raise AlreadyExistsError(
             f"a repository was made at {storage.url} at the same moment; open it instead"
@@ -99,7 +104,8 @@ def _put_beside(
 
     Of a place that is refused, what was written is deleted.
     """
-    calls: list[Callable[[], None]] = [partial(_check_no_names, storage, proof), proof.prove]
+    check, prove = partial(_check_no_names, storage, proof), partial(proof.prove, swaps=False)
+    calls: list[Callable[[], None]] = [check, prove]
     calls += [partial(storage.put, upload.key, upload.data) for upload in uploads]
     try:
         runtime.parallel(calls)

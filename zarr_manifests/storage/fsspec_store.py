@@ -124,7 +124,7 @@ class FsspecStorage(ObjectStorage):
                 "if it opens the same place"
             )
 
-    def _find_ignored(self) -> str:
+    def _find_ignored(self, *, swaps: bool) -> str:
         """The condition that a race of writers shows to be ignored; empty if there is none."""
         key = f".race-{SYSTEM.random_bytes(8).hex()}"  # not a valid key, so never listed
         try:

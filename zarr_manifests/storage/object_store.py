@@ -21,7 +21,8 @@ to theirs.
 
 The test is one object, `.probe`. It is created twice and replaced on an ETag that no object has, by
 three requests at once. A store that respects conditions refuses all but one of them. What it did
-not refuse, and the swap where the object is new, is sent again, once the object is there for sure.
+not refuse is sent again, once the object is there for sure. So is the swap where the object is new,
+since its refusal proves nothing if it came before the object; a root can be created beside that.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ _PROBE_KEY: Final = ".probe"  # not a valid key, so it is no object and never li
 _PROBE: Final = b"Here it was tried whether this store heeds conditions.\n"
 _NO_SUCH_ETAG: Final = '"00000000000000000000000000000000"'
 # By place and endpoint: the condition that a test has shown to be ignored; empty if there is none.
-_IGNORED: Final[dict[tuple[Endpoint, str | None], str]] = {}
+_IGNORED: Final[dict[tuple[Endpoint, str | None], str | None]] = {}
 _TESTING: Final = ForkSafeLock()
 
 
@@ -113,7 +114,7 @@ class ObjectStorage:
         self._making = threading.Lock()
         # Written by this object and not passed to `sync` yet: these are known to exist.
         self._written: dict[str, bool] = {}
-        self._made_probe = False
+        self._made_probe = self._creates_once = False
         storage_class = options.get("storage_class")
         self._attributes = storage_class and {"Storage-Class": storage_class}
 
@@ -393,7 +394,7 @@ class ObjectStorage:
         then_create: tuple[str, bytes] | None = None,
     ) -> Token | None:
         check_key(key)
-        self.prove()
+        self.prove(swaps=token is not None)
         new = self._swap(key, data, token)
         if new is not None and then_create is not None:
             # The swap has succeeded, and is not affected by a failure here.
@@ -480,13 +481,16 @@ class ObjectStorage:
             return ""
         return _IGNORED.get((self.place, self._endpoint))
 
-    def prove(self) -> None:
-        """Raise `UnsupportedStorageError` if the store ignores conditions; test it once."""
+    def prove(self, *, swaps: bool = True) -> None:
+        """Raise `UnsupportedStorageError` if the store ignores conditions; test it once.
+
+        Without `swaps`, it may stay open whether it ignores those of swaps.
+        """
         self._refuse_read_only()
-        if self._ignored is None:
+        if self._ignored is None and (swaps or not self._creates_once):
             with _TESTING:  # a second caller waits for the first
                 if self._ignored is None:
-                    _IGNORED[self.place, self._endpoint] = self._find_ignored()
+                    _IGNORED[self.place, self._endpoint] = self._find_ignored(swaps=swaps)
         if self._ignored:
             raise UnsupportedStorageError(
                 f"{self.url} can only be read: {self._shown} {self._ignored}, so commits could be "
@@ -496,32 +500,34 @@ class ObjectStorage:
     def withdraw_proof(self) -> None:
         """Delete the probe if `prove` has made it."""
         if self._made_probe:
-            self._delete_one(_PROBE_KEY)
+            with _TESTING:  # a swap of what is not there would prove nothing
+                self._creates_once = False
+                self._delete_one(_PROBE_KEY)
 
-    def _probing(self, mode: Any) -> partial[Any]:
-        return partial(self._repeat, self._putting(_PROBE_KEY, _PROBE, mode))
+    def _find_ignored(self, *, swaps: bool) -> str | None:
+        """The header that the store ignores, empty if there is none; None if a swap is to tell."""
+        create, swap = (partial(self._probe, swaps=each) for each in (False, True))
+        if not self._creates_once:
+            *created, swapped = SYSTEM.parallel([create, create, swap])
+            # Another process may have deleted the object between them, and some stores swap what
+            # is not there.
+            if all(created) and create():
+                return "If-None-Match"
+            self._creates_once = self._made_probe and not swapped
+            if not swapped and not (swaps and self._made_probe):
+                return None if self._made_probe else ""
+        return "If-Match" if swap() and swap() else ""
 
-    def _find_ignored(self) -> str:
-        """The header that the store ignores; empty if it respects them."""
+    def _probe(self, *, swaps: bool) -> bool:
+        """Whether the store does what the condition forbids, or does not know conditions."""
         stale = self._version(f"1 {_NO_SUCH_ETAG}" if self.place.kind == "gs" else _NO_SUCH_ETAG)
-        create, swap = self._probing("create"), self._probing(stale)
-        *created, swapped = SYSTEM.parallel([create, create, swap])
-        self._made_probe = not all(isinstance(one, Failure) for one in (*created, swapped))
-        # Another process may have deleted the object between them, and some stores swap what is
-        # not there.
-        if all(map(self._ignores, created)) and self._ignores(create()):
-            return "If-None-Match"
-        if self._made_probe:  # then the swap may have come before the object
-            swapped = swap()
-        return "If-Match" if self._ignores(swapped) and self._ignores(swap()) else ""
-
-    def _ignores(self, found: Any) -> bool:
-        """Whether the store has done what the condition forbids, or does not know conditions."""
-        if not isinstance(found, Failure) or found.status == 501:
+        found = self._repeat(self._putting(_PROBE_KEY, _PROBE, stale if swaps else "create"))
+        if not isinstance(found, Failure):
+            self._made_probe = True
             return True
-        if found.kind not in ("exists", "changed", "absent"):
+        if found.status != 501 and found.kind not in ("exists", "changed", "absent"):
             raise storage_error(found, "write", _PROBE_KEY, self.url)
-        return False
+        return found.status == 501
 
     def _refuse_read_only(self) -> None:
         if self.place.read_only:

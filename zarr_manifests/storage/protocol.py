@@ -330,8 +330,11 @@ class ProvesConditions(Protocol):
     def names(self) -> Iterator[str]:
         """The names of what is at the place, valid keys or not, in order; not hidden ones."""
 
-    def prove(self) -> None:
-        """Raise `UnsupportedStorageError` if the place ignores conditions."""
+    def prove(self, *, swaps: bool = True) -> None:
+        """Raise `UnsupportedStorageError` if the place ignores conditions.
+
+        Without `swaps`, it may not know yet whether those of swaps are.
+        """
 
     def withdraw_proof(self) -> None:
         """Delete what `prove` has written."""

@@ -26,8 +26,8 @@ FAULTS = [
     Fault(
         "a-store-that-ignores-conditions-is-written-to",
         "storage/object_store.py",
-        "if not isinstance(found, Failure) or found.status == 501:\n            return True",
-        "if not isinstance(found, Failure) or found.status == 501:\n            return False",
+        "self._made_probe = True\n            return True",
+        "self._made_probe = True\n            return False",
     ),
     Fault(
         "any-endpoint-is-believed-to-heed-conditions",
