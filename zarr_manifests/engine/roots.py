@@ -337,27 +337,18 @@ class Roots(RootReader):
         if version <= self._archived or (log and log[-1].version != version):
             return []
         self._runtime.checkpoint("root.archive")
-        if self._is_durable(archive_key(version)):
-            self._archived = max(self._archived, version)
-            return []
         return [partial(self._archive, at.root)]
 
     def _archive(self, root: Root) -> None:
-        self._storage.create(archive_key(root.version), root.bare().encode())
+        key, due = archive_key(root.version), True
+        # Where writers take turns, each archives its version in its turn, and asking is cheap.
+        if self._storage.capabilities.turns:
+            with suppress(ObjectNotFoundError):
+                self._storage.sync([key])  # its writer may have been stopped before syncing it
+                due = False
+        if due:
+            self._storage.create(key, root.bare().encode())
         self._archived = max(self._archived, root.version)
-
-    def _is_durable(self, key: str) -> bool:
-        """Whether the object exists on disk; False where asking would cost a request.
-
-        Where writers take turns it usually exists: each writer archives its version in its turn.
-        """
-        if not self._storage.capabilities.turns:
-            return False
-        try:
-            self._storage.sync([key])  # its writer may have been stopped before syncing it
-        except ObjectNotFoundError:
-            return False
-        return True
 
     def _paged(self, root: Root, keys: SessionKeys) -> Root:
         """Move refs and leases to pages until the root is small enough."""
