@@ -330,8 +330,8 @@ def own_storage(location: object) -> Storage:
     if not hasattr(files, "cat_file") or not isinstance(path, str):
         raise InvalidArgumentError(
             f"a {type(location).__name__} is not a location: pass a path, a URL, a storage, or a "
-            "store of obstore, zarr (ObjectStore, FsspecStore) or fsspec (a mapper); a session is "
-            "read by xr.open_zarr(session.store)"
+            "store of obstore, zarr (ObjectStore, FsspecStore) or fsspec (a mapper). A session is "
+            "read by xr.open_zarr(session.store), and written by to_session"
         )
     # zarr.storage.FsspecStore, or a mapper of fsspec.
     return FsspecStorage(files, path, read_only=read_only)
