@@ -256,8 +256,7 @@ def target_of(
         If there are options for a storage or a repository, which is open already.
     """
     if isinstance(location, Repository):
-        refuse_options("a repository", storage_options)
-        return location
+        return repository_of(location, storage_options)
     return storage_of(location, storage_options)
 
 

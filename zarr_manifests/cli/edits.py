@@ -205,11 +205,7 @@ def run_compact(
 
 @verb
 def run_clean(
-    repo: Repo,
-    *,
-    keep: str | None = None,
-    grace: str = "24h",
-    dry_run: bool = False,
+    repo: Repo, *, keep: str | None = None, grace: str = "24h", dry_run: bool = False
 ) -> object:
     """Delete unreferenced objects, and say how much space is still held, and why.
 

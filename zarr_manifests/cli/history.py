@@ -162,12 +162,7 @@ def run_show(repo: Repo, version: str = "main") -> object:
 
 @verb
 def run_diff(
-    repo: TrustingRepo,
-    start: str,
-    end: str = "main",
-    *,
-    direct: bool = False,
-    values: bool = False,
+    repo: TrustingRepo, start: str, end: str = "main", *, direct: bool = False, values: bool = False
 ) -> object:
     """Show the changes after START up to END: nodes and chunks.
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -157,7 +158,7 @@ def run_import_netcdf(
     how |= {"branch": branch, "message": message, "append_dim": append_dim}
     how["on_error"] = "report" if skip else "fail"
     how["on_changed"] = "replace" if replace else "error"
-    return _into(url, files, option, container, lambda repo: zm.ingest(files, repo, **how))
+    return _into(url, files, option, container, partial(zm.ingest, files, **how))
 
 
 @run_import.command(name="zarr")
@@ -189,9 +190,8 @@ def run_import_zarr(
     how["storage_options"] = storage_options(source, from_option, "--from-option")
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", source.rstrip("/").rpartition("/")[2]).strip("-")
     places = {} if copy else {name or "source": source}
-    take_in = zm.virtual.import_zarr
-    into = url, [source], option, None
-    return _into(*into, lambda repo: take_in(repo, source, path, copy, **how), places)
+    take_in = partial(zm.virtual.import_zarr, url=source, path=path, copy=copy, **how)
+    return _into(url, [source], option, None, take_in, places)
 
 
 @run_import.command(name="kerchunk")
@@ -226,9 +226,8 @@ def run_import_kerchunk(
     how: Any = {"message": message, "branch": branch, "max_bytes": max_bytes}
     how |= {"mode": "w" if replace else "w-", "remote_protocol": remote_protocol}
     how["storage_options"] = storage_options(references, from_option, "--from-option") or None
-    take_in = zm.virtual.import_kerchunk
-    into = url, [references], option, container
-    return _into(*into, lambda repo: take_in(repo, references, path, **how))
+    take_in = partial(zm.virtual.import_kerchunk, references=references, path=path, **how)
+    return _into(url, [references], option, container, take_in)
 
 
 @run_import.command(name="icechunk")
@@ -253,8 +252,8 @@ def run_import_icechunk(
     """
     how: Any = {"max_bytes": max_bytes}
     how["storage_options"] = storage_options(source, from_option, "--from-option")
-    take_in = zm.virtual.import_icechunk
-    ours = _into(url, [source], option, container, lambda repo: take_in(repo, source, **how))
+    take_in = partial(zm.virtual.import_icechunk, location=source, **how)
+    ours = _into(url, [source], option, container, take_in)
     branches = open_at(url, option).list_branches()
     there = f"{count_text(len(ours), 'snapshot')} of the icechunk repository here"
     return Told({"branches": branches, "snapshots": ours}, [fact_table(branches.items()), there])
@@ -289,8 +288,6 @@ def _save(storage: Storage, places: Mapping[str, str]) -> None:
     """Save where files are with the repository, so that readers need only authorize it."""
     from zarr_manifests.virtual.containers import VirtualContainer
 
-    if not places:
-        return
     repo = zm.open(storage)
     told: list[Mapping[str, Any]] = repo.config.to_dict().get("virtual-containers", [])
     names, urls = ({one[key] for one in told} for key in ("name", "url"))

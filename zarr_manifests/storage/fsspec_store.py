@@ -323,7 +323,7 @@ def own_storage(location: object) -> Storage:
     """
     read_only = getattr(location, "read_only", False) is True
     for client in (location, getattr(location, "store", None)):  # zarr.storage.ObjectStore
-        if _is_obstore(client):
+        if any(base.__module__.partition(".")[0] == "obstore" for base in type(client).__mro__):
             return _of_client(client, read_only=read_only and client is not location)
     files = getattr(location, "fs", None)
     path = getattr(location, "root", getattr(location, "path", None))
@@ -335,10 +335,6 @@ def own_storage(location: object) -> Storage:
         )
     # zarr.storage.FsspecStore, or a mapper of fsspec.
     return FsspecStorage(files, path, read_only=read_only)
-
-
-def _is_obstore(store: object) -> bool:
-    return any(base.__module__.partition(".")[0] == "obstore" for base in type(store).__mro__)
 
 
 def _of_client(store: Any, *, read_only: bool) -> Storage:
