@@ -24,7 +24,7 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError, Miss
 from zarr_manifests.format.chunk_table import StoredRef, Unset
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Coords
-from zarr_manifests.keys import is_inside
+from zarr_manifests.keys import check_inside, is_inside
 from zarr_manifests.storage.protocol import Version
 from zarr_manifests.texts import listed
 from zarr_manifests.xarray.appended_rows import AppendPlan, OnExisting
@@ -99,7 +99,9 @@ def parts_of(given: Given, group: str | None, *how: Any) -> list[DatasetPart]:
     InvalidArgumentError
         If the arguments contradict each other, or have unknown names.
     """
-    top = (group or "").strip("/")
+    top = str(group or "").strip("/")
+    if top:
+        check_inside(top)
     whole = DatasetPart(xr.Dataset(), top, top, *how)
     _check_options(whole)
     append_dim, region, on_existing = whole.append_dim, whole.region, whole.on_existing

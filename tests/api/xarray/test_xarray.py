@@ -160,7 +160,15 @@ def test_a_write_that_fails_midway_commits_nothing(storage, scheduler, broken):
 
 
 @pytest.mark.parametrize(
-    "how", [{"message": ""}, {"append_dim": "x"}, {"mode": "r+"}, {"branch": "dev"}]
+    "how",
+    [
+        {"message": ""},
+        {"append_dim": "x"},
+        {"mode": "r+"},
+        {"branch": "dev"},
+        {"group": "a//b"},
+        {"group": "../a"},
+    ],
 )
 def test_wrong_arguments_make_no_repository(tmp_path, how):
     with pytest.raises((InvalidArgumentError, NotARepositoryError)):
