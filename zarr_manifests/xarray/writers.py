@@ -526,8 +526,9 @@ def _zarr_format_at(store: ManifestStore, path: str, replaced: bool) -> Literal[
 
 def _check_names(ds: xr.Dataset) -> None:
     """Refuse names under which a variable would be written, and never be found."""
-    for name in map(str, ds.variables):
-        if name in ("", ".", "..", *DOCUMENTS) or {*"/\\"} & {*name}:
+    for name in ds.variables:
+        text = name if isinstance(name, str) else ""
+        if text in ("", ".", "..", *DOCUMENTS) or {*"/\\"} & {*text}:
             raise InvalidArgumentError(
                 f"{name!r} cannot be the name of an array: rename the variable, or write it to a "
                 "group, with group=..."

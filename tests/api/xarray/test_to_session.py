@@ -238,8 +238,8 @@ def test_what_is_no_data_of_xarray_is_refused(repo: zm.Repository) -> None:
             zm.write(wrong, repo, message="wrong")
 
 
-@pytest.mark.parametrize("name", ["a/b", "zarr.json", "..", "", "a\\b"])
-def test_names_that_nobody_would_find_are_refused(repo: zm.Repository, name: str) -> None:
+@pytest.mark.parametrize("name", ["a/b", "zarr.json", "..", "", "a\\b", 1])
+def test_names_that_nobody_would_find_are_refused(repo: zm.Repository, name: Any) -> None:
     ds = xr.Dataset({name: ("x", [1.0]), "b": ("x", [2.0])})
     with pytest.raises(InvalidArgumentError, match="cannot be the name of an array"):
         zm.write(ds, repo, message="write")
