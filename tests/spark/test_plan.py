@@ -50,6 +50,14 @@ def test_planning_takes_memory_and_steps_by_axis_and_not_by_cell(tmp_path: Path)
     assert steps < 200_000  # calls and returns of functions, a fraction of the 10^6 positions
 
 
+def test_arrays_whose_dimensions_have_no_names_are_told_of(tmp_path: Path) -> None:
+    repo = zm.create(tmp_path / "repo")
+    with repo.transaction(message="an array") as store:
+        zarr.create_array(store, name="t", shape=(2,), dtype="i4")
+    with pytest.raises(InvalidArgumentError, match="no variables, which are arrays whose dim"):
+        plan_read(repo, ReadOptions(), FACTS)
+
+
 def test_sixteen_million_rows_are_several_tasks(tmp_path: Path) -> None:
     repo = zm.create(tmp_path / "repo")
     with repo.transaction(message="an array of 64 chunks") as store:

@@ -194,10 +194,10 @@ def _variables(source: Source, given: str | Sequence[str] | None) -> tuple[str, 
         source.data_variables if given is None else (given,) if isinstance(given, str) else given
     )
     if not names:
-        what = "has no variables" if given is None else "was asked for no variables"
-        raise InvalidArgumentError(
-            f"group {source.group} {what}; name what to read with variables=[...]"
-        )
+        none = "has no variables, which are arrays whose dimensions have names"
+        what = none if given is None else "was asked for no variables"
+        told = f"group {source.group} {what}; name what to read with variables=[...]"
+        raise InvalidArgumentError(told)
     for name in names:
         source.array(name)
     return tuple(names)
