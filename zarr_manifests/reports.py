@@ -520,7 +520,7 @@ class ExportReport(Report, Struct, frozen=True, kw_only=True):
     referenced : int
         Those of them that are referred to, and not copied.
     tag : str or None
-        The tag that keeps what is referred to; None if nothing is.
+        Of references, the tag that keeps what they refer to; None if all was copied.
     """
 
     dest: str
