@@ -76,6 +76,18 @@ def test_a_fork_does_not_bring_back_what_the_session_has_deleted_since(session: 
     assert get(session, "a/c/1") is None
 
 
+def test_chunks_of_what_another_fork_has_made_larger_wait_for_that_one(session: Session) -> None:
+    parent = session.fork()
+    zarr.open_array(parent.store, path="a").resize((5,))
+    child = parent.fork()
+    put(child, "a/c/4", b"beyond")
+    with pytest.raises(ConflictError, match="cut off"):
+        session.merge(child)
+    assert not len(session.chunk_refs("a"))
+    session.merge(parent, child)
+    assert get(session, "a/c/4") == b"beyond"
+
+
 def test_a_fork_deletes_nothing_that_the_session_has_moved_since(session: Session) -> None:
     put(session, "a/c/1", b"before")
     fork = session.fork()

@@ -208,13 +208,14 @@ class Merge:
     def _cut_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
         """Conflicts where one side wrote chunks that the other side's resize removes."""
         conflicts = []
-        for path in self.mine.nodes.keys() | theirs.nodes.keys():
-            ours = self.mine.nodes.get(path)
+        # A fork of another fork may have written to what that one has made larger.
+        for path in {*self.mine.nodes, *theirs.nodes, *self._paths(theirs).values()}:
+            ours = self._node(self.mine, path)
             node = theirs.nodes.get(path, ours)
             if (
                 node is None
                 or node.array is None
-                or ours == theirs.nodes.get(path, before.nodes.get(path))
+                or ours == theirs.nodes.get(path, self._node(before, path))
             ):
                 continue
             # What one side sets and the other unsets is gone with both.
