@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import zarr
 
 import zarr_manifests as zm
-from stored import overtaking
+from stored import get, overtaking
+from stored import put as store_bytes
 from zarr_manifests import Repository
 from zarr_manifests.errors import Conflict, ConflictError
 from zarr_manifests.repository import resolved
@@ -187,6 +189,19 @@ def test_what_the_branch_has_already_brings_no_array_back_that_it_has_moved(
     repo.merge("side")
     assert sorted(zarr.open_group(repo.readonly_session().store, mode="r")) == ["a", "c"]
     assert values(repo, path="c") == [2, 2, 1, 1]
+
+
+def test_a_document_that_is_written_otherwise_and_says_the_same_moves_nothing_back(
+    repo: Repository,
+) -> None:
+    with repo.transaction("side", message="indent") as store:
+        said = json.loads(get(store, "b/zarr.json") or b"")
+        store_bytes(store, "b/zarr.json", json.dumps(said, indent=7).encode())
+    session = repo.writable_session()
+    session.move("b", "c")
+    session.commit("move b")
+    repo.merge("side")
+    assert sorted(zarr.open_group(repo.readonly_session().store, mode="r")) == ["a", "c"]
 
 
 def test_an_append_that_was_taken_back_cuts_nothing_off(repo: Repository) -> None:

@@ -228,9 +228,9 @@ def _nodes(
             same = None if after.path in changes else tip.get(after.path)
             if same is None or not same_group(same, after):
                 changes[after.path] = after
-        elif there is not None and after != change.before:
+        elif there is not None:
             merged = merge_documents(change.before, after, there, ours.get(node_id, ()))
-            node = replace(after, documents=merged)
+            node = replace(after if change.moved else there, documents=merged)
             if node != there:
                 changes[node.path] = node
     return changes
