@@ -332,3 +332,19 @@ def test_refs_to_objects_of_strangers_are_found_in_what_was_spilled(repository: 
     session.merge(with_theirs(session))
     session.commit("fine")
     assert repository.verify().ok
+
+
+def test_what_the_session_wrote_conflicts_with_a_fork_that_cut_it_off_for_a_while(
+    session: Session,
+) -> None:
+    put(session, "a/c/3", b"before")
+    session.commit("before")
+    session = zm.open(MemoryStorage("merging")).writable_session()
+    fork = session.fork()
+    put(session, "a/c/3", b"since")
+    array = zarr.open_array(fork.store, path="a")
+    array.resize((2,))
+    array.resize((4,))
+    with pytest.raises(ConflictError, match="cut off"):
+        session.merge(fork)
+    assert get(session, "a/c/3") == b"since"

@@ -199,7 +199,7 @@ class Merge:
         """The paths of the nodes whose chunks the copy has changed, if they are still there."""
         changed = {**self.mine.nodes, **theirs.nodes}
         found = {node.node_id: path for path, node in changed.items() if node is not None}
-        for node_id in theirs.tables.keys() - found.keys():
+        for node_id in {*theirs.tables, *theirs.truncated} - found.keys():
             node = self._view.by_id.get(node_id)
             if node is not None and node.path not in changed:
                 found[node_id] = node.path
@@ -225,16 +225,36 @@ class Merge:
                 for rows in side.layers(node.node_id)
                 if not lies_below(rows.box, node.array.grid.hi)
             ]
-            table = merge_layers([Layer(None, tuple(layers))]).table
-            if table is None:
-                continue
-            coords = table.coords()
-            cut = coords[~inside(coords, node.array.grid.hi) & (table.kind != RefKind.UNSET)]
-            if len(cut):
-                reason = "written by one writer and cut off by another of the same session"
-                where = tuple(map(tuple, cut[:_LISTED].tolist()))
-                conflicts.append(Conflict(ConflictKind.SHAPE, f"/{path}", "chunks", reason, where))
+            conflicts += _cut_off(path, layers, node.array.grid.hi)
+        paths = self._paths(theirs)
+        for node_id, shape in theirs.truncated.items():
+            found = paths.get(node_id)
+            node = (
+                None if found is None else self._node(theirs, found) or self._node(self.mine, found)
+            )
+            if (
+                node is not None
+                and node.array is not None
+                and not lies_below(node.array.grid, shape)
+            ):
+                # The fork has made it larger again, so its shape does not tell.
+                layers = [self.mine.rows(rows) for rows in self.mine.beyond(node_id, before)]
+                conflicts += _cut_off(node.path, layers, shape)
         return conflicts
+
+
+def _cut_off(path: str, layers: Sequence[ChunkTable], shape: Coords) -> list[Conflict]:
+    """A conflict if these have chunks outside the shape."""
+    table = merge_layers([Layer(None, tuple(layers))]).table
+    if table is None:
+        return []
+    coords = table.coords()
+    cut = coords[~inside(coords, shape) & (table.kind != RefKind.UNSET)]
+    if not len(cut):
+        return []
+    reason = "written by one writer and cut off by another of the same session"
+    where = tuple(map(tuple, cut[:_LISTED].tolist()))
+    return [Conflict(ConflictKind.SHAPE, f"/{path}", "chunks", reason, where)]
 
 
 def _put(theirs: ChangeSet, after: ChangeSet, replaced: Iterable[bytes], mine: ChangeSet) -> None:
