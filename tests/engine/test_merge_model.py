@@ -262,14 +262,18 @@ def test_what_is_brought_to_a_branch_is_that_of_the_model(seed: int) -> None:
             model.undo(pick.choice(known), source)
 
 
-class OpenFork(Struct):
-    """A fork, its states, and what it and the session have touched since."""
+class Beside(Struct):
+    """An open fork or session, its states, and what it and the others have touched since."""
 
-    fork: Fork
+    writer: Fork | Session
     base: State
     state: State
     touched: set[Any]
     touched_since: set[Any]
+
+    def edit(self, model: Model) -> None:
+        before, self.state = self.state, edited(self.writer, self.state, model.pick, model.numbers)
+        self.touched |= changed(before, self.state)
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -277,7 +281,7 @@ class OpenFork(Struct):
 def test_what_forks_bring_to_a_session_is_that_of_the_model(seed: int) -> None:
     model = Model(seed)
     pick, session, state = model.pick, model.repo.writable_session("main"), model.heads["main"]
-    forks: list[OpenFork] = []
+    forks: list[Beside] = []
     for _ in range(30):
         old = state
         what = pick.choices(["edit", "fork", "edit a fork", "merge"], [3, 1, 4, 1])[0]
@@ -285,15 +289,13 @@ def test_what_forks_bring_to_a_session_is_that_of_the_model(seed: int) -> None:
             state = edited(session, state, pick, model.numbers)
         elif what == "fork":
             fork = pickle.loads(pickle.dumps(session.fork()))
-            forks.append(OpenFork(fork, state, state, set(), set()))
+            forks.append(Beside(fork, state, state, set(), set()))
         elif forks and what == "edit a fork":
-            one = pick.choice(forks)
-            before, one.state = one.state, edited(one.fork, one.state, pick, model.numbers)
-            one.touched |= changed(before, one.state)
+            pick.choice(forks).edit(model)
         elif forks:
             one = forks.pop(pick.randrange(len(forks)))
             try:
-                session.merge(one.fork)
+                session.merge(one.writer)
             except ConflictError:
                 assert one.touched & one.touched_since
             else:
@@ -304,3 +306,30 @@ def test_what_forks_bring_to_a_session_is_that_of_the_model(seed: int) -> None:
     with suppress(InvalidArgumentError):  # nothing has changed
         session.commit("merged", discard_unmerged=True)
     model.landed("main", state)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_what_sessions_commit_on_top_of_others_is_that_of_the_model(seed: int) -> None:
+    model = Model(seed)
+    pick, late = model.pick, list[Beside]()
+    for _ in range(16):
+        ours = model.heads["main"]
+        if pick.random() < 0.5:
+            session = model.repo.writable_session("main")
+            late.append(one := Beside(session, ours, ours, set(), set()))
+            for _ in range(pick.randint(1, 4)):
+                one.edit(model)
+        elif late:
+            one = late.pop(pick.randrange(len(late)))
+            state = ours
+            with suppress(InvalidArgumentError):  # nothing has changed
+                try:
+                    one.writer.commit("late")
+                except ConflictError:
+                    assert one.touched & one.touched_since
+                else:
+                    state = merged(one.base, ours, one.state)
+                    for each in late:
+                        each.touched_since |= one.touched
+            model.landed("main", state)
