@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -28,9 +28,6 @@ from zarr_manifests.errors import ManifestsError, NotFoundError, plain_text
 from zarr_manifests.rendering import fact_table
 from zarr_manifests.runtime import need
 from zarr_manifests.texts import count_text
-
-if TYPE_CHECKING:
-    from zarr_manifests.storage import Storage
 
 _GIB = 1024**3
 
@@ -273,6 +270,7 @@ def _into[Made](
     """
     from zarr_manifests.repositories import write_into
     from zarr_manifests.storage.url import storage_of
+    from zarr_manifests.virtual.containers import VirtualContainer
 
     places = pairs(containers, "--container")
     storage = storage_of(url, storage_options(url, option))
@@ -280,21 +278,16 @@ def _into[Made](
         if "://" not in source and not Path(source).exists():
             raise NotFoundError(f"there is no {source}")
     found = write_into(storage, take_in, make=True, virtual_containers=places)
-    _save(storage, {**places, **(also or {})})
-    return found
-
-
-def _save(storage: Storage, places: Mapping[str, str]) -> None:
-    """Save where files are with the repository, so that readers need only authorize it."""
-    from zarr_manifests.virtual.containers import VirtualContainer
-
+    # Readers need then only authorize them.
     repo = zm.open(storage)
     told: list[Mapping[str, Any]] = repo.config.to_dict().get("virtual-containers", [])
     names, urls = ({one[key] for one in told} for key in ("name", "url"))
+    places |= also or {}
     given = [{"name": name, "url": VirtualContainer(url).url} for name, url in places.items()]
     new = [one for one in given if one["name"] not in names and one["url"] not in urls]
     if new:
         repo.save_config({"virtual-containers": [*told, *new]})
+    return found
 
 
 # --- the demo --------------------------------------------------------------------------------
