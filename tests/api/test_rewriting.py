@@ -11,9 +11,15 @@ import zarr
 import zarr.codecs
 
 import zarr_manifests as zm
-from zarr_manifests.errors import ConflictError, InvalidArgumentError, NotFoundError
+from zarr_manifests.errors import (
+    ConflictError,
+    CorruptObjectError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from zarr_manifests.grid import Box
 from zarr_manifests.session import Fork
+from zarr_manifests.storage.memory import MemoryStorage
 
 VALUES = np.arange(480, dtype="f4").reshape(60, 8)
 
@@ -94,6 +100,31 @@ def meanwhile(repo: zm.Repository, change: Callable[[Any], object]) -> Callable[
         return [call(box) for box in boxes]
 
     return run
+
+
+def test_a_damaged_shard_is_not_rewritten_by_parts() -> None:
+    storage = MemoryStorage()
+    repo = zm.create(storage, {"inline-chunk-bytes": 0, "pack-chunk-bytes": 0})
+    with repo.transaction(message="a") as store:
+        made = zarr.create_array(
+            store, name="a", shape=(60,), chunks=(4,), shards=(32,), dtype="i4", compressors=None
+        )
+        made[:] = np.arange(60)
+    head = next(repo.ancestry()).snapshot_id
+    for key in [each.key for each in storage.list("chunks/")]:
+        data = bytearray(storage.get(key))
+        data[1] ^= 64
+        storage.delete_many([key])
+        storage.create(key, bytes(data))
+        for cells in (16, 10_000):  # a part of a shard; both, of which the last reaches beyond
+            with pytest.raises(CorruptObjectError, match="checksum"):
+                zm.rewrite_chunks(repo, "a", chunks=[8], shards=None, task_bytes=cells)
+        data[1] ^= 64
+        storage.delete_many([key])
+        storage.create(key, bytes(data))
+    assert next(repo.ancestry()).snapshot_id == head
+    zm.rewrite_chunks(repo, "a", chunks=[8], shards=None, task_bytes=16)
+    assert (zarr.open_array(repo.readonly_session().store, path="a")[:] == np.arange(60)).all()
 
 
 @pytest.mark.parametrize(
