@@ -202,7 +202,7 @@ def test_times_that_cannot_be_decoded_are_read_as_numbers(
         {"TIME": ("TIME", [366.0, 1096.485], {"units": "hour since 0000-01-01 00:00:00"})},
     )
     repo = write(tmp_path / "repo", raw)
-    with pytest.raises(InvalidArgumentError, match="With decode_times=False, times stay numbers"):
+    with pytest.raises(InvalidArgumentError, match="read times as numbers by decode_times=False"):
         read(spark, repo)
     frame = read(spark, repo, decode_times=False, where={"TIME": (1000, None)})
     assert [tuple(row) for row in frame.collect()] == [(1096.485, 21.5)]
