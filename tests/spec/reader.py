@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise, zip_longest
@@ -701,7 +701,7 @@ class Reader:
             tables: list[dict[Coords, Place]] = []
             if any(part[0] == node_id for part in entry["embedded"]):
                 embedded = self.follow(entry["log"], DELTA)["tables"]["parts"]
-                tables += [r for _, r in self.rows(embedded, entry["embedded"], node_id, "")]
+                tables += [r for _, r in self.rows(embedded, entry["embedded"], node_id)]
             for ref in entry["manifests"]:
                 tables += [rows for _, rows in self.manifest_rows(ref, node_id)]
             layers.append((entry["last"], together(tables), truncated.get(node_id)))
@@ -756,7 +756,7 @@ class Reader:
             demand(len(block) == length and google_crc32c.value(block) == crc, "a block")
             demand(block_of(block)[number] == whole[at][1], "a place")
         demand(len(ref.get("places") or ref["parts"]) == len(ref["parts"]), "places")
-        return self.rows(whole, ref["parts"], node_id, ref["blob"]["k"])
+        return self.rows(whole, ref["parts"], node_id, self.shared_ids(ref))
 
     def tables(self, blob: dict[str, Any]) -> list[tuple[list[Any], bytes]]:
         """The parts and tables of a manifest."""
@@ -765,16 +765,22 @@ class Reader:
             found += zip(parts, block_of(block), strict=True)
         return found
 
-    def shared_ids(self, key: str, shared: list[Any]) -> list[str]:
-        """The sessions of a table whose ids are in a block of their own."""
-        (offset, length, crc), count, at = shared
-        block = self.get(key)[offset : offset + length]
+    def shared_ids(self, ref: dict[str, Any]) -> list[str]:
+        """The ids of sessions that tables of the manifest share."""
+        if not ref.get("ids"):
+            return []
+        offset, length, crc = ref["ids"]
+        block = self.get(ref["blob"]["k"])[offset : offset + length]
         demand(len(block) == length and google_crc32c.value(block) == crc, "a block of ids")
-        ids = block_of(block)
-        return [ids[one].decode() for one in column(at, count)]
+        demand(self.follow(ref["blob"], MANIFEST)["ids"] == block, "the block of ids")
+        return [one.decode() for one in block_of(block)]
 
     def rows(
-        self, tables: list[tuple[list[Any], bytes]], parts: list[Any], node_id: bytes, key: str
+        self,
+        tables: list[tuple[list[Any], bytes]],
+        parts: list[Any],
+        node_id: bytes,
+        ids: Sequence[str] = (),
     ) -> list[tuple[int, dict[Coords, Place]]]:
         """The tables of a node, each with its position among all."""
         demand([part for part, _ in tables] == [*parts], "parts")
@@ -785,7 +791,9 @@ class Reader:
                 demand([packed["lo"], packed["hi"], packed["n"]] == [lo, hi, count], "part")
                 if "shared" in packed:
                     demand("src" not in packed, "sessions in two places")
-                    packed["src"] = self.shared_ids(key, packed["shared"])
+                    of = column(packed["shared"][1], packed["shared"][0])
+                    demand(len({*of}) == len(of), "sessions of a table")
+                    packed["src"] = [ids[one] for one in of]
                 added = table_rows(packed)
                 demand(len(added) == count, "rows of a table")
                 found.append((at, added))

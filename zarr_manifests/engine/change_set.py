@@ -204,13 +204,13 @@ class Spill:
 
     def _write(self, node_id: bytes, table: ChunkTable) -> Spilled:
         manifest = Manifest.of([(node_id, table)])
-        data, places = manifest.encode()
+        data, where = manifest.encode()
         upload = Upload.of(self._keys, "manifests", data)
         if not self._keys.has_written(upload.key):
             self.objects.create(upload.key, upload.data)
             self._keys.note_written(upload.key, upload.data)
             self.objects.remember(upload.ref, manifest)
-        return Spilled.of(ManifestRef(upload.ref, manifest.directory(), places=places), table)
+        return Spilled.of(ManifestRef(upload.ref, manifest.directory(), **where), table)
 
     def merged(self, layers: Sequence[Rows]) -> Iterator[ChunkTable]:
         """Yield the merged rows of these layers of one node (oldest first), slab by slab."""

@@ -379,10 +379,10 @@ def encoded_delta[K: (bytes, tuple[bytes, int])](
     uploads, manifests = list[Upload](), [*more]
     for group in others:
         manifest = together(group)
-        data, places = manifest.encode()
+        data, where = manifest.encode()
         uploads.append(Upload.of(keys, "manifests", data))
         context.objects.remember(uploads[-1].ref, manifest)
-        manifests.append(ManifestRef(uploads[-1].ref, manifest.directory(), places=places))
+        manifests.append(ManifestRef(uploads[-1].ref, manifest.directory(), **where))
     whole = replace(delta, embedded=together(embedded), manifests=tuple(manifests))
     uploads.append(Upload.of(keys, "deltas", whole.encode()))
     context.objects.remember(uploads[-1].ref, whole)

@@ -51,7 +51,7 @@ from msgspec.structs import replace
 
 from zarr_manifests.config import CacheOptions
 from zarr_manifests.errors import CorruptObjectError, ObjectNotFoundError, StorageError
-from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, SharedNames, VirtualRef
+from zarr_manifests.format.chunk_table import ChunkTable, NativeRef, VirtualRef
 from zarr_manifests.format.manifest import (
     Block,
     Manifest,
@@ -60,7 +60,7 @@ from zarr_manifests.format.manifest import (
     decode_table,
     grouped,
 )
-from zarr_manifests.format.records import BlobRef, BlockRef
+from zarr_manifests.format.records import BlobRef
 from zarr_manifests.ids import new_session_id, object_key
 from zarr_manifests.metrics import Meter, meter_of
 from zarr_manifests.runtime import Runtime, one_by_one
@@ -517,8 +517,9 @@ class ObjectReader:
     def load_all(self, wanted: Sequence[Wanted]) -> dict[Any, Any]:
         """Return what is wanted, by name; missing objects are fetched in one parallel round.
 
-        For a table that is not in memory, that is its block; or the whole manifest, if that is
-        small, wanted as well, or in memory. The result holds what the cache may drop.
+        For a table that is not in memory, that is its block, and that of the ids it shares; or the
+        whole manifest, if that is small, wanted as well, or in memory. The result holds what the
+        cache may drop.
         """
         loaded: dict[Any, Any] = {}
         due: dict[str, tuple[BlobRef, type[_Decodable]]] = {}
@@ -529,8 +530,7 @@ class ObjectReader:
             name = _table_name(of.blob, kind)
             table = self.cache.find(name)
             if table is None:
-                holder = self._holder(of, kind)
-                due[holder[0].name] = holder
+                due.update((holder[0].name, holder) for holder in self._holders(of, kind))
             else:
                 loaded[name] = table
         whole = {ref.key for ref, _ in due.values() if not ref.offset}
@@ -598,10 +598,15 @@ class ObjectReader:
             self.remember(ref, found)
         return found
 
-    def _holder(self, ref: ManifestRef, part: Part) -> tuple[BlobRef, type[Block | Manifest]]:
-        """The object to load for a table."""
+    def _holders(
+        self, ref: ManifestRef, part: Part
+    ) -> list[tuple[BlobRef, type[Block | Manifest]]]:
+        """What to load for a table."""
         block = None if self._is_read_whole(ref) else ref.block(part)
-        return (ref.blob, Manifest) if block is None else (block[0], Block)
+        if block is None:
+            return [(ref.blob, Manifest)]
+        ids = ref.ids_block() if self._refs else None
+        return [(each, Block) for each in (block[0], ids) if each is not None]
 
     def _is_read_whole(self, ref: ManifestRef) -> bool:
         return ref.blob.copy is not None or self.has(ref.blob, Manifest)
@@ -612,37 +617,31 @@ class ObjectReader:
         if held is not None:
             return held
 
-        def find() -> bytes:
-            manifest, at = loaded.get(ref.blob.key), ref.block(part)
-            if manifest is not None or at is None:
-                return (manifest or self.load(ref.blob, Manifest)).data(part)
-            block, number = at
-            held = loaded.get(block.name)
-            if held is None and self._is_read_whole(ref):
-                return self.load(ref.blob, Manifest).data(part)
-            tables = (held or self.load(block, Block)).tables
-            if number >= len(tables):
+        def find() -> tuple[bytes, tuple[bytes, ...]]:
+            whole, at = loaded.get(ref.blob.key), ref.block(part)
+            if at is None or whole or (at[0].name not in loaded and self._is_read_whole(ref)):
+                whole = whole or self.load(ref.blob, Manifest)
+                return whole.data(part), whole.ids
+            (block, number), ids = at, ref.ids_block() if self._refs else None
+            of_block, of_ids = (
+                () if each is None else (loaded.get(each.name) or self.load(each, Block)).tables
+                for each in (block, ids)
+            )
+            if number >= len(of_block):
                 raise CorruptObjectError(f"{ref.blob.key} has no such table in a block")
-            return cast(bytes, tables[number])
+            return of_block[number], of_ids
 
         return self.table_in(ref.blob, part, find)
 
-    def table_in(self, ref: BlobRef, part: Part, find: Callable[[], bytes]) -> ChunkTable:
-        """A chunk table in the object; `find` returns it encoded."""
+    def table_in(
+        self, ref: BlobRef, part: Part, find: Callable[[], tuple[bytes, tuple[bytes, ...]]]
+    ) -> ChunkTable:
+        """A chunk table in the object; `find` returns it encoded, and the ids that it shares."""
         found = self.table_here(ref, part)
         if found is None:
-            decode = partial(
-                decode_table, part, refs=self._refs, find_ids=partial(self._ids_in, ref)
-            )
-            found = self._obtain(_table_name(ref, part), lambda: decode(find()))
+            decode = partial(decode_table, part, refs=self._refs)
+            found = self._obtain(_table_name(ref, part), lambda: decode(*find()))
         return found
-
-    def _ids_in(self, ref: BlobRef, shared: SharedNames) -> tuple[bytes, ...]:
-        whole = self.recall(ref, Manifest)
-        if whole is not None:
-            return whole.ids
-        offset, length, crc = shared.place
-        return self.load(BlockRef(ref.key, length, crc, start=offset), Block).tables
 
     def table_here(self, ref: BlobRef, part: Part) -> ChunkTable | None:
         """A chunk table in the object, if it is in memory."""
@@ -652,7 +651,7 @@ class ObjectReader:
         """Whether loading that, an object or a table of a manifest, needs no request now."""
         if isinstance(ref, ManifestRef):
             here = self.table_here(ref.blob, kind) is not None
-            return here or self.has(*self._holder(ref, kind))
+            return here or all(self.has(*holder) for holder in self._holders(ref, kind))
         return ref.copy is not None or _name(ref, kind) in self.cache
 
     def _decoded(self, ref: BlobRef, kind: type[_Decodable], fetched: bytes | None = None) -> Any:

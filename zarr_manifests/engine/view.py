@@ -473,7 +473,7 @@ class SnapshotView:
                 self.snapshot.deltas[table.position].check(found)
                 self._checked.add(table.position)
         return self._objects.table_in(
-            table.blob, table.part, partial(found.embedded.data, table.part)
+            table.blob, table.part, lambda: (found.embedded.data(table.part), ())
         )
 
     def _live_of(self, node_id: bytes) -> LiveTables:

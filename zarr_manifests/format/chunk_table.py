@@ -44,7 +44,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import repeat
 from typing import Annotated, Any, Final
@@ -340,26 +340,31 @@ def _texts(data: bytes, n: int) -> tuple[str, ...]:
 # --- chunk tables -------------------------------------------------------------------------------
 
 
-class SharedNames(ListRecord, frozen=True):
-    """Session ids of a table that are stored once for the tables of its manifest.
+class SharedIds(ListRecord, frozen=True):
+    """Which of the session ids that are stored once for a manifest are those of a table.
 
     Parameters
     ----------
-    place : (int, int, int)
-        Offset, length and crc32c of the block with the ids.
     count : int
-        Sessions of this table.
+        Sessions of the table.
     at : column
-        Which of the ids they are.
+        The position of each among all ids.
     """
 
-    place: tuple[Number, Number, Number]
     count: RowCount
     at: Any
 
     def among(self, ids: Sequence[bytes]) -> tuple[str, ...]:
-        """The table's sessions, from all ids of the block."""
-        at = decode_column(self.at, self.count, len(ids) - 1)
+        """The table's sessions, from all ids.
+
+        Raises
+        ------
+        CorruptObjectError
+            If an id is not there, or named twice: few bytes could name it very often.
+        """
+        at = decode_column(self.at, min(self.count, len(ids) + 1), len(ids) - 1)
+        if len(np.unique(at)) < self.count:
+            raise CorruptObjectError("table.shared: a session occurs twice")
         return tuple(ids[one].decode("ascii", "replace") for one in at.tolist())
 
 
@@ -370,19 +375,10 @@ class StoredTable(Record, frozen=True):
     lo: tuple[Number, ...] = ()
     hi: tuple[Number, ...] = ()
     src: tuple[str, ...] = ()
-    shared: SharedNames | None = None
+    shared: SharedIds | None = None
     inl: bytes | None = None
     virt: StoredSources | None = None
     col: Mapping[str, Any] = {}
-
-
-type FindIds = Callable[[SharedNames], Sequence[bytes]]
-"""Returns all session ids that are stored there."""
-
-
-def no_ids(_: SharedNames) -> tuple[bytes, ...]:
-    """None, for tables that share no ids with others."""
-    return ()
 
 
 class RefKind(IntEnum):
@@ -634,9 +630,12 @@ class ChunkTable(Struct, frozen=True, eq=False):
 
     @classmethod
     def parse(
-        cls, stored: StoredTable, *, refs: bool = True, find_ids: FindIds = no_ids
+        cls, stored: StoredTable, ids: Sequence[bytes] = (), *, refs: bool = True
     ) -> ChunkTable:
-        """From an untrusted map that `pack` made; without `refs`, only which chunks it has."""
+        """From an untrusted map that `pack` made; without `refs`, only which chunks it has.
+
+        `ids` are those that the tables of its manifest share.
+        """
         box, n = Box(stored.lo, stored.hi), stored.n
         if not n:
             return cls.build(box, np.zeros(0, np.int64), [])
@@ -647,9 +646,9 @@ class ChunkTable(Struct, frozen=True, eq=False):
         virtual = () if stored.virt is None else _parsed_sources(stored.virt)
         sources, shared = stored.src, stored.shared
         if shared is not None:
-            if sources or shared.count > n:
-                raise CorruptObjectError("table: sessions in two places, or more than rows")
-            sources = shared.among(find_ids(shared))
+            if sources:
+                raise CorruptObjectError("table: its sessions are in two places")
+            sources = shared.among(ids)
         return cls(box, index, **_rows(stored), sources=sources, virtual=virtual)
 
     @classmethod

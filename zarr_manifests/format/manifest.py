@@ -59,10 +59,8 @@ from zarr_manifests.errors import CorruptObjectError, InvalidArgumentError
 from zarr_manifests.format.chunk_table import (
     MAX_ROWS,
     ChunkTable,
-    FindIds,
     StoredTable,
     encode_column,
-    no_ids,
 )
 from zarr_manifests.format.records import (
     HEADER_BYTES,
@@ -110,7 +108,6 @@ _MUCH_SMALLER: Final = 4
 """Small tables may compress so well that the manifest is small after all."""
 _BLOCK_BYTES: Final = 64 * 1024
 """Tables up to about so many bytes share a block."""
-_IDS_AT: Final = HEADER_BYTES + len(msgpack.packb({"ids": None})) - 1
 _ID_BYTES: Final = 16
 """About what the id of a session takes, compressed."""
 _SHARED_PART: Final = 8
@@ -172,6 +169,8 @@ class ManifestRef(Record, frozen=True, dict=True, rename={"packed_for": "set", "
         Where each part's table is in the object; empty if that is read whole.
     nbytes : tuple of int
         In a base: the bytes of the chunks of each part.
+    ids : (int, int, int) or None
+        Offset, length and crc32c of the block of session ids that the tables share, if any.
 
     Raises
     ------
@@ -186,6 +185,7 @@ class ManifestRef(Record, frozen=True, dict=True, rename={"packed_for": "set", "
     packed_for: str = ""
     places: tuple[Place, ...] = ()
     nbytes: tuple[Number, ...] = ()
+    ids: tuple[Number, Number, Number] | None = None
 
     def __post_init__(self) -> None:
         columns = self.merged, self.places, self.nbytes
@@ -193,7 +193,8 @@ class ManifestRef(Record, frozen=True, dict=True, rename={"packed_for": "set", "
             raise CorruptObjectError(f"{self.blob.key}: expected one number for each part")
         check_numbers(self.blob.key, *self.merged, *self.nbytes)
         check_texts(self.blob.key, self.packed_for)
-        for offset, length, crc, number in self.places:
+        of_ids = () if self.ids is None else ((*self.ids, 0),)
+        for offset, length, crc, number in (*self.places, *of_ids):
             within = HEADER_BYTES <= offset < offset + length <= self.blob.length
             if not (within and 0 <= crc < 2**32 and 0 <= number < MAX_ROWS):
                 raise CorruptObjectError(f"{self.blob.key}: a table lies outside of the manifest")
@@ -224,6 +225,13 @@ class ManifestRef(Record, frozen=True, dict=True, rename={"packed_for": "set", "
             return None
         offset, length, crc, number = self.places[self._numbers[part]]
         return BlockRef(self.blob.key, length, crc, start=offset), number
+
+    def ids_block(self) -> BlobRef | None:
+        """The block of the ids that the tables share, if there is one."""
+        if self.ids is None:
+            return None
+        offset, length, crc = self.ids
+        return BlockRef(self.blob.key, length, crc, start=offset)
 
 
 class Block(Struct, frozen=True):
@@ -297,7 +305,7 @@ class Manifest(Record, frozen=True, dict=True):
 
     def decode(self, part: Part, data: bytes) -> ChunkTable:
         """One of the tables, decoded."""
-        return decode_table(part, data, find_ids=lambda _: self.ids)
+        return decode_table(part, data, self.ids)
 
     def data(self, part: Part) -> bytes:
         """The encoded table of that part.
@@ -316,14 +324,14 @@ class Manifest(Record, frozen=True, dict=True):
     def _of_parts(self) -> Mapping[Part, bytes]:
         return dict(self.parts)
 
-    def encode(self) -> tuple[bytes, tuple[Place, ...]]:
-        """The object's bytes, and where its tables are in it; nothing of that if it is small."""
+    def encode(self) -> tuple[bytes, dict[str, Any]]:
+        """The object's bytes, and what its pointer says of its blocks; nothing if it is small."""
         nbytes = sum(len(data) for _, data in self.parts)
         if nbytes <= _MUCH_SMALLER * _WHOLE_BYTES:
             block = Block(tuple(data for _, data in self.parts)).pack(alone=False)
             whole = encode(ObjectKind.MANIFEST, {"blocks": [[self.directory(), block]]})
             if nbytes <= _WHOLE_BYTES or len(whole) <= _WHOLE_BYTES:
-                return whole, ()
+                return whole, {}
         return _in_blocks(self.parts)
 
     @classmethod
@@ -338,15 +346,18 @@ NO_TABLES: Final = Manifest(())
 
 
 def decode_table(
-    part: Part, data: bytes, *, refs: bool = True, find_ids: FindIds = no_ids
+    part: Part, data: bytes, ids: Sequence[bytes] = (), *, refs: bool = True
 ) -> ChunkTable:
-    """Decode a table of a manifest; without `refs`, only which chunks it has."""
+    """Decode a table of a manifest; without `refs`, only which chunks it has.
+
+    `ids` are those that the manifest's tables share.
+    """
     stored = record(StoredTable, unpack(data), "table")
     if stored.n != part.count:
         raise CorruptObjectError("a chunk table has not the rows that its manifest lists")
     _check_size(stored.n, stored.col, len(data))
     try:
-        table = ChunkTable.parse(stored, refs=refs, find_ids=find_ids)
+        table = ChunkTable.parse(stored, ids, refs=refs)
     except InvalidArgumentError as error:  # an invalid box
         raise CorruptObjectError(f"a chunk table is malformed: {error}") from error
     if table.box != part.box:
@@ -354,8 +365,8 @@ def decode_table(
     return table
 
 
-def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place, ...]]:
-    """The bytes of a manifest of several blocks, and where each table is."""
+def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, dict[str, Any]]:
+    """The bytes of a manifest of several blocks, and where each table is, and the shared ids."""
     ids, parts = _sharing_ids(parts)
     groups: list[list[tuple[Part, bytes]]] = []
     room = 0
@@ -366,9 +377,11 @@ def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place,
         groups[-1].append((part, data))
         room -= len(data)
     packer = msgpack.Packer(use_bin_type=True)
-    written = [packer.pack_map_header(1 + bool(ids))]
+    written, where = [packer.pack_map_header(1 + bool(ids))], dict[str, Any]()
     if ids:
         written += [packer.pack("ids"), packer.pack(ids)]
+        end = HEADER_BYTES + sum(map(len, written))
+        where["ids"] = end - len(ids), len(ids), crc32c(ids)
     written += [packer.pack("blocks"), packer.pack_array_header(len(groups))]
     places: list[Place] = []
     end = HEADER_BYTES + sum(map(len, written))
@@ -379,7 +392,8 @@ def _in_blocks(parts: Sequence[tuple[Part, bytes]]) -> tuple[bytes, tuple[Place,
         end += sum(map(len, written[-3:]))
         places += [(end - len(block), len(block), crc32c(block), n) for n in range(len(group))]
     payload = b"".join(written)
-    return frame(ObjectKind.MANIFEST, STORED, len(payload), payload), tuple(places)
+    where["places"] = tuple(places)
+    return frame(ObjectKind.MANIFEST, STORED, len(payload), payload), where
 
 
 def _sharing_ids(
@@ -392,11 +406,10 @@ def _sharing_ids(
     if repeated * _ID_BYTES * _SHARED_PART <= sum(len(data) for _, data in parts):
         return b"", parts
     ids = Block(tuple(name.encode() for name in number)).pack(alone=True)
-    place = _IDS_AT + len(msgpack.packb(ids)) - len(ids), len(ids), crc32c(ids)
     for table in tables:
         if named := table.pop("src"):
             at = encode_column(np.array([number[name] for name in named], np.int64))
-            table["shared"] = [place, len(named), at]
+            table["shared"] = [len(named), at]
     return ids, [(part, pack(table)) for (part, _), table in zip(parts, tables, strict=True)]
 
 

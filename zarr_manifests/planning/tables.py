@@ -244,7 +244,7 @@ def _combined(refs: Sequence[ManifestRef]) -> ManifestRef:
         for name in ("parts", "places", "nbytes")
     )
     kept = merged if any(merged) else ()
-    return ManifestRef(blob, parts, kept, refs[0].packed_for, places, nbytes)
+    return ManifestRef(blob, parts, kept, refs[0].packed_for, places, nbytes, refs[0].ids)
 
 
 class LiveTable(Struct, frozen=True, eq=False):

@@ -61,8 +61,8 @@ TABLES = [
 @pytest.fixture(scope="module")
 def whole() -> tuple[bytes, ManifestRef]:
     manifest = Manifest.of(TABLES)
-    data, places = manifest.encode()
-    return data, ManifestRef(BlobRef.to(KEY, data), manifest.directory(), places=places)
+    data, where = manifest.encode()
+    return data, ManifestRef(BlobRef.to(KEY, data), manifest.directory(), **where)
 
 
 def read(data: bytes, ref: ManifestRef, number: int) -> ChunkTable:
@@ -88,8 +88,8 @@ def test_each_table_is_where_the_pointer_says(whole: tuple[bytes, ManifestRef]) 
 
 def test_a_small_manifest_is_one_block() -> None:
     manifest = Manifest.of(TABLES[:3])
-    data, places = manifest.encode()
-    assert not places
+    data, where = manifest.encode()
+    assert not where
     assert Manifest.from_object(data, BlobRef.to(KEY, data)).parts == manifest.parts
 
 
@@ -203,10 +203,11 @@ def changed(data: bytes, change: Callable[[Any, list[Any]], Any]) -> tuple[bytes
         lambda payload, _: payload.update(ids=b"\0" + msgpack.packb([b"\xff" * 37] * 3000)),
         lambda payload, _: payload.update(ids=b"\2"),
         lambda _, table: table.update(src=[SESSION]),
-        lambda _, table: table["shared"].__setitem__(1, 2999),
-        lambda _, table: table["shared"].__setitem__(1, 3001),
-        lambda _, table: table.update(shared=[table["shared"][0], 2**24, [0, 7]]),
-        lambda _, table: table.update(shared=[table["shared"][0], 3000, [0, 3000]]),
+        lambda _, table: table["shared"].__setitem__(0, 2999),
+        lambda _, table: table["shared"].__setitem__(0, 3001),
+        lambda _, table: table.update(shared=[3000, [0, 7]]),
+        lambda _, table: table.update(shared=[2**24, [0, 7]]),
+        lambda _, table: table.update(shared=[1, [0, 3000]]),
         lambda _, table: table.pop("shared"),
     ],
 )

@@ -205,12 +205,12 @@ class LeavesHere(Struct, frozen=True):
     ) -> tuple[ManifestRef, bytes]:
         """Write a manifest; return its pointer, and a copy if it is to be at hand."""
         manifest = Manifest(tuple((leaf.part, leaf.data) for leaf in leaves))
-        data, places = manifest.encode()
+        data, where = manifest.encode()
         self.context.objects.create(key, data)
         merged_to = (self.view.snapshot.sequence,) * len(leaves)
         blob = BlobRef.to(key, data)
         nbytes = tuple(leaf.stored_bytes for leaf in leaves)
-        ref = ManifestRef(blob, manifest.directory(), merged_to, set_name, places, nbytes)
+        ref = ManifestRef(blob, manifest.directory(), merged_to, set_name, nbytes=nbytes, **where)
         ids = {leaf.part.node_id for leaf in leaves}
         is_wanted = coordinate_ids(self.view.among(ids), ids)
         copy = data if is_wanted and len(data) <= _KEPT_BYTES else b""
