@@ -459,6 +459,11 @@ class _IcechunkHistory:
             If a branch has other commits than those of its icechunk branch, or a tag is elsewhere.
         """
         files = self.files
+        if both := sorted(files.branches.keys() & files.tags.keys()):
+            raise InvalidArgumentError(
+                f"in the icechunk repository, {', '.join(both)} is a tag and a branch; a name is "
+                "one of them here: delete the tags there, or make tags of other names for them"
+            )
         self._find_ours()
         names = sorted(files.branches, key=lambda name: (name != DEFAULT_BRANCH, name))
         lineages = {name: files.lineage(files.branches[name]) for name in names}

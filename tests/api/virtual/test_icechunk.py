@@ -342,3 +342,16 @@ def test_icechunk_is_needed(
 def test_a_folder_without_an_icechunk_repository_is_named(repo: zm.Repository) -> None:
     with pytest.raises(NotARepositoryError, match="no icechunk repository at memory://nothing"):
         zm.virtual.import_icechunk(repo, "memory://nothing")
+
+
+def test_a_tag_with_the_name_of_a_branch_is_refused_before_anything_is_imported(
+    repo: zm.Repository, tmp_path: Path
+) -> None:
+    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "both")))
+    session = made.writable_session("main")
+    zarr.create_array(session.store, name="a", shape=(2,), dtype="i4")[:] = 1
+    made.create_tag("main", snapshot_id=session.commit("one"))
+    before = next(repo.ancestry()).snapshot_id
+    with pytest.raises(InvalidArgumentError, match="main is a tag and a branch"):
+        zm.virtual.import_icechunk(repo, tmp_path / "both")
+    assert next(repo.ancestry()).snapshot_id == before
