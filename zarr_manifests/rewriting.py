@@ -16,6 +16,7 @@ from functools import partial
 from itertools import batched
 from typing import Any, Final, Literal
 
+import numpy as np
 import zarr
 import zarr.storage
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 from zarr_manifests.engine.bulk_chunks import find_chunks, stream_table
 from zarr_manifests.errors import InvalidArgumentError
 from zarr_manifests.grid import Box
+from zarr_manifests.planning.merge import select
 from zarr_manifests.planning.regions import ResolvedChunks
 from zarr_manifests.planning.scan import Axis, Scan, one_run, plan_scan
 from zarr_manifests.progress import counted
@@ -39,8 +41,6 @@ from zarr_manifests.xarray.array_target import ArrayTarget
 _LEASE_S: Final = 120
 _MERGED: Final = 32
 """So many forks are merged at once."""
-_CHECKED_BYTES: Final = 64 << 20
-"""So many bytes of shards are in memory at once while they are compared with their checksums."""
 
 
 def rewrite_chunks(
@@ -251,12 +251,15 @@ def _write(old: ManifestStore, fork: Fork, path: str, box: Box) -> Fork:
     source = zarr.open_array(old, path=path, mode="r")
     array = zarr.open_array(mine.store, path=path, mode="r+")
     target = ArrayTarget(array, statistics=True)
-    edges = zip(box.lo, box.hi, source.shards or (1,) * box.ndim, strict=True)
-    if any(lo % n or hi % n for lo, hi, n in edges):
-        # Zarr reads parts of these shards, and only a whole one has a checksum.
+    if source.shards is not None:
+        # Zarr reads only parts of shards at the edges, and only a whole one has a checksum.
         contents, inside = contents_of(old), list(zip(box.lo, box.hi, strict=True))
         _, shards = find_chunks(contents, path, None, inside)
-        deque(stream_table(contents, shards, gap_bytes=0, window_bytes=_CHECKED_BYTES), maxlen=0)
+        if shards is not None:
+            lo, size = shards.coords() * source.shards, np.array(source.shards)
+            cut = ((lo < box.lo) | (lo + size > box.hi)).any(axis=1)
+            due = stream_table(contents, select(shards, cut), gap_bytes=0, window_bytes=1)
+            deque(due, maxlen=0)
     place = tuple(slice(lo, hi) for lo, hi in zip(box.lo, box.hi, strict=True))
     target[place] = source[place]
     target.record()
