@@ -111,7 +111,7 @@ _BLOCK_BYTES: Final = 64 * 1024
 _ID_BYTES: Final = 16
 """About what the id of a session takes, compressed."""
 _SHARED_PART: Final = 8
-"""Ids are shared if that saves this part of the bytes: reading them takes a request."""
+"""Ids are shared if that saves this part of the bytes: who reads a leaf reads them all."""
 _ROWS_FREELY: Final = 1 << 20
 _ROWS_A_BYTE: Final = 8
 _VALUES_FREELY: Final = 1 << 22
