@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +42,7 @@ class Array(Struct, frozen=True):
         return array_document((self.length,), attributes=self.attrs)
 
 
+type Choice = Literal["fail", "ours", "theirs"]
 type State = dict[int, Array]
 """Arrays by number, which they keep when they are moved."""
 
@@ -50,18 +51,20 @@ class DifferError(Exception):
     """Both sides have changed one thing, to two."""
 
 
-def three_way(base: Any, ours: Any, theirs: Any) -> Any:
+def three_way(base: Any, ours: Any, theirs: Any, winner: Choice = "fail") -> Any:
     if theirs in (base, ours):
         return ours
-    if ours != base:
+    if ours != base and winner == "fail":
         raise DifferError
-    return theirs
+    return ours if ours != base and winner == "ours" else theirs
 
 
-def in_each(base: dict[Any, Any], ours: dict[Any, Any], theirs: dict[Any, Any]) -> dict[Any, Any]:
+def in_each(
+    base: dict[Any, Any], ours: dict[Any, Any], theirs: dict[Any, Any], winner: Choice
+) -> dict[Any, Any]:
     """Key by key; None stands for none."""
     found = {
-        key: three_way(base.get(key), ours.get(key), theirs.get(key))
+        key: three_way(base.get(key), ours.get(key), theirs.get(key), winner)
         for key in {**base, **ours, **theirs}
     }
     return {key: value for key, value in found.items() if value is not None}
@@ -72,22 +75,27 @@ def merged_length(base: int, ours: int, theirs: int) -> int:
     return max(ours, theirs) if both_grew else int(three_way(base, ours, theirs))
 
 
-def merged_array(base: Array | None, ours: Array | None, theirs: Array | None) -> Array | None:
+def merged_array(
+    base: Array | None, ours: Array | None, theirs: Array | None, winner: Choice
+) -> Array | None:
     if base is None or ours is None or theirs is None:
-        return three_way(base, ours, theirs)
+        # Who deletes an array may win over other chunks and attributes, but over nothing else.
+        same = base and ours and (base.path, base.length) == (ours.path, ours.length)
+        return three_way(base, ours, theirs, winner if same else "fail")
     found = Array(
         three_way(base.path, ours.path, theirs.path),
         merged_length(base.length, ours.length, theirs.length),
-        in_each(base.attrs, ours.attrs, theirs.attrs),
-        in_each(base.chunks, ours.chunks, theirs.chunks),
+        in_each(base.attrs, ours.attrs, theirs.attrs, winner),
+        in_each(base.chunks, ours.chunks, theirs.chunks, winner),
     )
     if max(found.chunks, default=0) >= found.length:
         raise DifferError  # one side has written where the other has cut off
     return found
 
 
-def merged(base: State, ours: State, theirs: State) -> State:
-    each = {n: merged_array(base.get(n), ours.get(n), theirs.get(n)) for n in {**ours, **theirs}}
+def merged(base: State, ours: State, theirs: State, winner: Choice = "fail") -> State:
+    numbers = {**ours, **theirs}
+    each = {n: merged_array(base.get(n), ours.get(n), theirs.get(n), winner) for n in numbers}
     found = {number: array for number, array in each.items() if array is not None}
     if len({array.path for array in found.values()}) < len(found):
         raise DifferError
@@ -199,9 +207,11 @@ class Model:
         self.landed(branch, state)
 
     def merge(self, source: str, into: str) -> None:
-        planned = self.repo.merge(source, into, dry_run=True)
-        done = partial(self.repo.merge, source, into)
-        self.brought(into, planned.base, self.states[planned.source], done, planned.conflicts)
+        winner: Choice = self.pick.choice(["fail", "ours", "theirs"])
+        planned = self.repo.merge(source, into, dry_run=True, policy=winner)
+        done, theirs = partial(self.repo.merge, source, into, policy=winner), planned.source
+        refused = planned.conflicts
+        self.brought(into, planned.base, self.states[theirs], done, refused, winner)
 
     def repeat(self, version: str, branch: str) -> None:
         """A commit of the other branch."""
@@ -218,7 +228,13 @@ class Model:
         return parent is not None and self.states[version].keys() == self.states[parent].keys()
 
     def brought(
-        self, branch: str, base: str, theirs: State, done: Any, planned: Any = None
+        self,
+        branch: str,
+        base: str,
+        theirs: State,
+        done: Any,
+        planned: Any = None,
+        winner: Choice = "fail",
     ) -> None:
         """What leads from one state to the other is put on the branch, or refused."""
         try:
@@ -234,7 +250,7 @@ class Model:
             assert changed(before, ours) & changed(before, theirs)
             state = ours
         else:
-            state = merged(before, ours, theirs)
+            state = merged(before, ours, theirs, winner)
         self.landed(branch, state)
 
 
