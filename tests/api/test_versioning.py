@@ -268,6 +268,26 @@ def test_revert_conflicts_where_later_commits_changed_the_same(repository: Repos
     repository.revert(moved)  # chunks go with their array
 
 
+def test_a_revert_takes_no_array_away_that_has_moved_to_the_old_place_of_another(
+    repository: Repository,
+) -> None:
+    def both(session: Session) -> None:
+        session.move("g/x", "elsewhere")
+        zarr.open_array(session.store, path="beside")[0] = 9
+
+    commit(
+        repository,
+        lambda s: zarr.create_array(s.store, name="beside", shape=(2,), chunks=(1,), dtype="u1"),
+        "another",
+    )
+    done = commit(repository, both, "move one and write to another")
+    commit(repository, lambda s: s.move("beside", "g/x"), "move the other")
+    with pytest.raises(ConflictError, match="/g/x: create: also made"):
+        repository.revert(done)
+    found = zarr.open_array(repository.readonly_session().store, path="g/x", mode="r")
+    assert found[:].tolist() == [9, 0]
+
+
 def test_a_group_that_has_got_children_is_not_reverted_away(repository: Repository) -> None:
     made = commit(repository, lambda s: zarr.create_group(s.store, path="new"), "group")
     commit(repository, lambda s: zarr.create_group(s.store, path="new/child"), "child")

@@ -60,6 +60,7 @@ from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import CommitKind, Snapshot
 from zarr_manifests.grid import Box, IndexArray
 from zarr_manifests.ids import snapshot_id_of
+from zarr_manifests.keys import lies_below
 from zarr_manifests.planning.appends import Relocation, plan_relocation
 from zarr_manifests.planning.components import Changes, Component, apart, with_shape
 from zarr_manifests.planning.conflict import (
@@ -264,9 +265,17 @@ def _in_the_end(
     was_made = (node for node in changes.nodes.values() if node and node.node_id not in view.by_id)
     twins = {node.path: node for node in was_made if on.nodes.get(node.path) == node}
     base = {**view.nodes, **twins}
+    placed = [
+        path
+        for path, node in changes.nodes.items()
+        if node is None or (of := view.by_id.get(node.node_id)) is None or of.path != path
+    ]
     for node_id in mine if rebasing.follows else ():
         old, new = view.by_id.get(node_id), on.by_id.get(node_id)
-        if old and new and old.path not in changes.nodes and new.path not in base:
+        if not old or not new or old.path in changes.nodes or new.path in base:
+            continue
+        # Where I make or delete nodes, I would seem to take this one away.
+        if not any(lies_below(new.path, at) or lies_below(at, new.path) for at in placed):
             del base[old.path]
             base[new.path] = replace(old, path=new.path)
     by_id = {node.node_id: node for node in base.values()}
