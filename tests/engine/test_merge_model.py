@@ -299,7 +299,7 @@ def test_what_forks_bring_to_a_session_is_that_of_the_model(seed: int) -> None:
     pick, session, state = model.pick, model.repo.writable_session("main"), model.heads["main"]
     forks: list[Beside] = []
     for _ in range(30):
-        old = state
+        old, brought = state, set[Any]()
         what = pick.choices(["edit", "fork", "edit a fork", "merge"], [3, 1, 4, 1])[0]
         if what == "edit":
             state = edited(session, state, pick, model.numbers)
@@ -315,10 +315,10 @@ def test_what_forks_bring_to_a_session_is_that_of_the_model(seed: int) -> None:
             except ConflictError:
                 assert one.touched & one.touched_since
             else:
-                state = merged(one.base, state, one.state)
+                state, brought = merged(one.base, state, one.state), one.touched
             assert there(session) == stored(state)
         for one in forks:
-            one.touched_since |= changed(old, state)
+            one.touched_since |= changed(old, state) | brought
     with suppress(InvalidArgumentError):  # nothing has changed
         session.commit("merged", discard_unmerged=True)
     model.landed("main", state)

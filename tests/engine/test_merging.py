@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from datetime import timedelta
 from typing import Any
@@ -348,3 +349,17 @@ def test_what_the_session_wrote_conflicts_with_a_fork_that_cut_it_off_for_a_whil
     with pytest.raises(ConflictError, match="cut off"):
         session.merge(fork)
     assert get(session, "a/c/3") == b"since"
+
+
+@pytest.mark.parametrize("fork_deletes", [False, True])
+def test_an_array_in_a_group_that_is_deleted_beside_it_conflicts(
+    session: Session, fork_deletes: bool
+) -> None:
+    zarr.create_group(session.store, path="g")
+    fork = session.fork()
+    deleting, making = (fork, session) if fork_deletes else (session, fork)
+    asyncio.run(deleting.store.delete_dir("g"))
+    make(making, "g/a")
+    with pytest.raises(ConflictError, match="g/a: metadata: /g was deleted"):
+        session.merge(fork)
+    assert (get(session, "g/a/zarr.json") is not None) is fork_deletes

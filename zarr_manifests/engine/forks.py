@@ -65,6 +65,7 @@ from zarr_manifests.format.chunk_table import UNSET, ChunkTable, NativeRef, RefK
 from zarr_manifests.format.manifest import Node
 from zarr_manifests.grid import Coords
 from zarr_manifests.ids import lineage_of, session_of, snapshot_id_of
+from zarr_manifests.planning.components import above
 from zarr_manifests.planning.merge import (
     Layer,
     difference,
@@ -139,6 +140,16 @@ class Merge:
             Conflict(ConflictKind.DELETE, f"/{path}", "chunks", gone)
             for node_id, path in replaced.items()
             if self.mine.beyond(node_id, before) or moved.get(node_id, path) != path
+        ]
+        both: dict[str, Node | None] = {}
+        if theirs.nodes:  # what the session has made and deleted again is in neither
+            lost = (path for path in before.nodes if path not in self._view.nodes)
+            both = {**dict.fromkeys(lost), **self.mine.nodes, **theirs.nodes}
+        conflicts += [
+            Conflict(ConflictKind.DELETE, f"/{path}", "metadata", f"/{group} was deleted in a copy")
+            for path, node in both.items()
+            for group in (above(path) if node is not None else ())
+            if both.get(group, node) is None and (path in theirs.nodes) != (group in theirs.nodes)
         ]
         conflicts += self._chunk_conflicts(before, theirs)
         conflicts += self._cut_conflicts(before, theirs)
