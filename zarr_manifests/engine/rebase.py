@@ -265,11 +265,8 @@ def _in_the_end(
     was_made = (node for node in changes.nodes.values() if node and node.node_id not in view.by_id)
     twins = {node.path: node for node in was_made if on.nodes.get(node.path) == node}
     base = {**view.nodes, **twins}
-    placed = [
-        path
-        for path, node in changes.nodes.items()
-        if node is None or (of := view.by_id.get(node.node_id)) is None or of.path != path
-    ]
+    plain = Changes.of(view.nodes, view.by_id, changes.nodes)
+    placed = {*plain.taken, *plain.left}
     for node_id in mine if rebasing.follows else ():
         old, new = view.by_id.get(node_id), on.by_id.get(node_id)
         if not old or not new or old.path in changes.nodes or new.path in base:
