@@ -363,3 +363,15 @@ def test_an_array_in_a_group_that_is_deleted_beside_it_conflicts(
     with pytest.raises(ConflictError, match="g/a: metadata: /g was deleted"):
         session.merge(fork)
     assert (get(session, "g/a/zarr.json") is not None) is fork_deletes
+
+
+def test_a_deletion_in_a_fork_of_what_the_session_has_moved_back_since_is_a_conflict(
+    session: Session,
+) -> None:
+    session.move("a", "b")
+    fork = session.fork()
+    asyncio.run(fork.store.delete_dir("b"))
+    session.move("b", "a")
+    with pytest.raises(ConflictError, match="/b: chunks: written in the session and deleted"):
+        session.merge(fork)
+    assert get(session, "a/zarr.json") is not None

@@ -135,11 +135,13 @@ class Merge:
             if self.mine.nodes.get(path, _ABSENT) not in (before.nodes.get(path, _ABSENT), node)
         ]
         gone = "written in the session and deleted in a fork"
-        moved = {node.node_id: path for path, node in self.mine.nodes.items() if node is not None}
+        homes = (self._view.by_id.get(node_id) for node_id in replaced)
+        now = {n.node_id: n.path for n in homes if n and n.path not in self.mine.nodes}
+        now |= {node.node_id: path for path, node in self.mine.nodes.items() if node is not None}
         conflicts += [
             Conflict(ConflictKind.DELETE, f"/{path}", "chunks", gone)
             for node_id, path in replaced.items()
-            if self.mine.beyond(node_id, before) or moved.get(node_id, path) != path
+            if self.mine.beyond(node_id, before) or now.get(node_id, path) != path
         ]
         both: dict[str, Node | None] = {}
         if theirs.nodes:  # what the session has made and deleted again is in neither
