@@ -40,11 +40,21 @@ def values_of(dtype: str, data: st.DataObject) -> Any:
     return np.array(found, kind)
 
 
-def holds(op: str, value: Any, literal: Any) -> bool:
-    """The comparison itself, in exact numbers; of a float, with the literal as a float."""
+def holds(op: str, value: Any, literal: Any, dtype: str = "f8") -> bool:
+    """The comparison itself, in exact numbers; of a float, with the literal as a float.
+
+    Spark takes it as a double, and NumPy in the type of the values, where 1e300 may be infinite.
+    """
     if isinstance(value, float):
-        return bool(OPS[op](value, float(literal)))
+        with np.errstate(over="ignore"):
+            typed = float(np.dtype(dtype).type(literal))
+        return any(OPS[op](value, each) for each in (typed, float(literal)))
     return bool(OPS[op](Fraction(value), Fraction(literal)))
+
+
+def test_an_infinite_float32_equals_what_numpy_takes_for_infinite() -> None:
+    cells = Ranges.of_cells(np.array([np.inf, 1], np.float32), np.zeros(2, bool))
+    assert may_match(Comparison("x", "=", (1e300,)), cells).tolist() == [True, False]
 
 
 @given(st.data(), st.sampled_from(TYPES), st.sampled_from([*OPS, "in", "between"]))
@@ -61,10 +71,10 @@ def test_numbers_are_compared_exactly(data: st.DataObject, dtype: str, op: str) 
 
     def cell(value: Any) -> bool:
         if op == "in":
-            return any(holds("=", value, literal) for literal in given_)
+            return any(holds("=", value, literal, dtype) for literal in given_)
         if op == "between":
-            return holds(">=", value, given_[0]) and holds("<=", value, given_[1])
-        return holds(op, value, given_[0])
+            return holds(">=", value, given_[0], dtype) and holds("<=", value, given_[1], dtype)
+        return holds(op, value, given_[0], dtype)
 
     due = [cell(value) for value in values.tolist()]
     cells = Ranges.of_cells(values, np.zeros(len(values), bool))
