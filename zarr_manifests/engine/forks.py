@@ -220,9 +220,10 @@ class Merge:
 
     def _cut_conflicts(self, before: ChangeSet, theirs: ChangeSet) -> list[Conflict]:
         """Conflicts where one side wrote chunks that the other side's resize removes."""
-        conflicts = []
+        conflicts: list[Conflict] = []
+        paths = self._paths(theirs)
         # A fork of another fork may have written to what that one has made larger.
-        for path in {*self.mine.nodes, *theirs.nodes, *self._paths(theirs).values()}:
+        for path in {*self.mine.nodes, *theirs.nodes, *paths.values()}:
             ours = self._node(self.mine, path)
             node = theirs.nodes.get(path, ours)
             if (
@@ -239,21 +240,11 @@ class Merge:
                 if not lies_below(rows.box, node.array.grid.hi)
             ]
             conflicts += _cut_off(path, layers, node.array.grid.hi)
-        paths = self._paths(theirs)
         for node_id, shape in theirs.truncated.items():
-            found = paths.get(node_id)
-            node = (
-                None if found is None else self._node(theirs, found) or self._node(self.mine, found)
-            )
-            if (
-                node is not None
-                and node.array is not None
-                and not lies_below(node.array.grid, shape)
-            ):
-                # The fork has made it larger again, so its shape does not tell.
-                layers = [self.mine.rows(rows) for rows in self.mine.beyond(node_id, before)]
-                conflicts += _cut_off(node.path, layers, shape)
-        return conflicts
+            # The fork may have made it larger again, so its shape does not tell.
+            layers = [self.mine.rows(rows) for rows in self.mine.beyond(node_id, before)]
+            conflicts += _cut_off(paths.get(node_id, "?"), layers, shape)
+        return [*dict.fromkeys(conflicts)]
 
 
 def _cut_off(path: str, layers: Sequence[ChunkTable], shape: Coords) -> list[Conflict]:
