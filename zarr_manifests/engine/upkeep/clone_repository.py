@@ -227,8 +227,8 @@ class _Clone:
                 raise ConflictError(
                     f"branch {name!r} of {self.storage.url} is at {head}, which is not in the "
                     "history of this branch here: it has expired, the branch was reset, or the "
-                    "clone has commits of its own. Clone to a new place. Only if the clone has a "
-                    "snapshot of this history, its branch can be moved back there by reset_branch"
+                    "clone has commits of its own. Clone to a new place. If the clone has a "
+                    "snapshot of this history, reset_branch can move its branch back to that one"
                 )
             if mine.floor in ids:  # what has expired there stays so
                 floor = mine.floor
