@@ -172,7 +172,7 @@ _WORDS: Final = {
     r"\bsymmetric=False\b": "--direct",
     r"\bauthorize=\[[^\]]*\]": "--authorize",
     r"\bvirtual_containers=\{[^}]*\}": "--authorize, after `config set` of virtual-containers,",
-    r"\bcall zm\.create\b": "`import` makes one",
+    r"\bcall zm\.create\b": "make one by `import`",
     r"`zm\.recover\(repo, version\)`": "`recover --to`",
     r"\bzm\.recover\b(?!`)": "`recover`",
     r"\bmax_bytes=": "--max-bytes",

@@ -80,7 +80,7 @@ def test_an_import_of_what_is_not_there_makes_no_repository(kind: str, tmp_path:
 
 def test_where_no_repository_is_the_verb_that_makes_one_is_named(tmp_path: Path) -> None:
     failed = call("log", tmp_path / "new")
-    assert "`import` makes one" in failed.stderr
+    assert "make one by `import`" in failed.stderr
 
 
 def test_versions_that_are_not_there_name_the_verbs_that_list_them(url: str) -> None:
