@@ -365,6 +365,18 @@ def test_an_array_in_a_group_that_is_deleted_beside_it_conflicts(
     assert (get(session, "g/a/zarr.json") is not None) is fork_deletes
 
 
+def test_a_fork_of_a_session_that_has_deleted_a_group_may_use_its_path(session: Session) -> None:
+    zarr.create_group(session.store, path="g")
+    session.commit("group")
+    session = zm.open(MemoryStorage("merging")).writable_session()
+    asyncio.run(session.store.delete_dir("g"))
+    fork = session.fork()
+    make(fork, "g/a")
+    put(fork, "g/note.txt", b"1")
+    session.merge(fork)
+    assert get(session, "g/note.txt") == b"1"
+
+
 def test_a_deletion_in_a_fork_of_what_the_session_has_moved_back_since_is_a_conflict(
     session: Session,
 ) -> None:

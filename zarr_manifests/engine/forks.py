@@ -151,7 +151,9 @@ class Merge:
             Conflict(ConflictKind.DELETE, f"/{path}", "metadata", f"/{group} was deleted in a copy")
             for path, node in both.items()
             for group in (above(path) if node is not None else ())
-            if both.get(group, node) is None and (path in theirs.nodes) != (group in theirs.nodes)
+            if both.get(group, node) is None
+            if before.nodes.get(group, _ABSENT) is not None  # the fork knew
+            if (path in theirs.nodes) != (group in theirs.nodes)
         ]
         conflicts += self._chunk_conflicts(before, theirs)
         conflicts += self._cut_conflicts(before, theirs)
