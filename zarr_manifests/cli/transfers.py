@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -275,7 +276,8 @@ def _into[Made](
     places = pairs(containers, "--container")
     storage = storage_of(url, storage_options(url, option))
     for source in sources:
-        if "://" not in source and not Path(source).exists():
+        # A `Path` raises OSError if the name is too long.
+        if "://" not in source and not os.path.exists(source):  # noqa: PTH110
             raise NotFoundError(f"there is no {source}")
     found = write_into(storage, take_in, make=True, virtual_containers=places)
     # Readers need then only authorize them.
