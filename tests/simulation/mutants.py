@@ -235,7 +235,7 @@ def amended_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit, "_amends", lambda head: None)
 
 
-@mutant("Whatever exists can be named, although a collection deletes parts of it.", 6, "finders")
+@mutant("Whatever exists can be named, although a collection deletes parts of it.", 0, "finders")
 def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     def anywhere(context: Any, root: Any, snapshot_id: str) -> Any:
         ref = ancestry.snapshot_ref(context, snapshot_id)
@@ -244,7 +244,7 @@ def refs_to_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ancestry, "find_left", anywhere)
 
 
-@mutant("Refs can be restored from before the last collection.", 7)
+@mutant("Refs can be restored from before the last collection.", 1)
 def restore_without_guard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recover, "_check_restorable", lambda root, version: None)
 
@@ -393,7 +393,7 @@ def compacted_behind_the_fence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(compact._Work, "_make", lambda self, root: make(self, replace(root, fence=0)))
 
 
-@mutant("A lease counts by the reader's clock, not by its existence.", 12)
+@mutant("A lease counts by the reader's clock, not by its existence.", 286)
 def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     is_fenced = roots.is_fenced
 
@@ -405,7 +405,7 @@ def lease_checked_by_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(roots, "is_fenced", by_clock)
 
 
-@mutant("A collection deletes objects of sessions that hold a lease.", 12)
+@mutant("A collection deletes objects of sessions that hold a lease.", 61)
 def leases_not_honoured(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "leased_lineages", lambda leases: frozenset())
 
@@ -416,7 +416,7 @@ def leased_snapshots_expire(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(collect, "kept_count", lambda line, kept, leased: count(line, kept, frozenset()))
 
 
-@mutant("A lease is taken and renewed on an expired snapshot.", 7)
+@mutant("A lease is taken and renewed on an expired snapshot.", 1)
 def lease_on_the_expired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "locate", lambda *args: None)
 

@@ -22,6 +22,7 @@ from functools import partial
 from operator import ge, le
 from typing import Any
 
+import msgpack
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -56,7 +57,7 @@ from zarr_manifests.errors import (
     ObjectNotFoundError,
 )
 from zarr_manifests.format.manifest import Delta, Manifest, Node
-from zarr_manifests.format.records import pack, plain, unpack
+from zarr_manifests.format.records import plain, unpack
 from zarr_manifests.format.root import Branch, Root
 from zarr_manifests.format.snapshot import CommitKind, DeltaEntry, Snapshot
 from zarr_manifests.ids import COMMIT_ID_BYTES
@@ -315,7 +316,7 @@ def checked_metadata(metadata: Mapping[str, Any], of: str = "commit") -> dict[st
         )
     try:
         # Nested as deep as it will be stored: not all that packs can be unpacked.
-        ((checked,),) = plain(unpack(pack([[dict(metadata)]], default=_plain)))
+        ((checked,),) = plain(unpack(msgpack.packb([[dict(metadata)]], default=_plain)))
     except (TypeError, ValueError, OverflowError, CorruptObjectError) as error:
         raise InvalidArgumentError(
             f"{of} metadata must be made of strings, numbers, lists and maps: {error}"

@@ -41,6 +41,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 import msgpack
 import zstandard
 from msgspec import Meta, Struct, ValidationError, convert, to_builtins
+from msgspec.msgpack import encode as encode_msgpack
 from msgspec.structs import force_setattr, replace
 
 from zarr_manifests.errors import (
@@ -145,14 +146,14 @@ type NodeId = Annotated[bytes, Meta(min_length=NODE_ID_BYTES, max_length=NODE_ID
 type CommitId = Annotated[bytes, Meta(min_length=COMMIT_ID_BYTES, max_length=COMMIT_ID_BYTES)]
 
 
-def plain(value: Any, *, ordered: bool = False) -> Any:
-    """Records as maps and lists; `ordered` sorts maps by name, so that equal values are alike."""
-    return to_builtins(value, builtin_types=(bytes,), order="deterministic" if ordered else None)
+def plain(value: Any) -> Any:
+    """Records as maps and lists."""
+    return to_builtins(value, builtin_types=(bytes,))
 
 
-def pack(payload: Any, default: Callable[[object], object] = plain) -> bytes:
-    """Msgpack of `payload`; `default` converts values of types that msgpack does not know."""
-    return bytes(msgpack.packb(payload, use_bin_type=True, default=default))
+def pack(payload: Any) -> bytes:
+    """Msgpack of `payload`, with records as maps and lists."""
+    return encode_msgpack(payload)
 
 
 _RESOLVED: Final[set[type]] = set()
@@ -573,8 +574,8 @@ class MetadataObject(Record, frozen=True):
     """Name of a list whose items `parse` gets still packed."""
 
     def pack(self) -> Any:
-        """As a map for msgpack."""
-        return plain(self)
+        """As a value for msgpack."""
+        return self
 
     @classmethod
     def parse(cls, value: Any) -> Self:

@@ -354,7 +354,7 @@ class Root(Record, frozen=True, rename=_NAMES):
     @property
     def refs_bytes(self) -> int:
         """Size as msgpack without copies, configuration and metadata, which have own bounds."""
-        return len(pack(plain(replace(self.bare(), config=None, metadata={}))))
+        return len(pack(replace(self.bare(), config=None, metadata={})))
 
     def bare(self) -> Root:
         """The canonical form, without copies."""
@@ -362,7 +362,7 @@ class Root(Record, frozen=True, rename=_NAMES):
 
     def encode(self) -> bytes:
         """The object's bytes."""
-        told = plain(self, ordered=True) | {"config": self.config.to_dict()}
+        told = plain(self) | {"config": self.config.to_dict()}
         return encode(ObjectKind.ROOT, told)
 
     @classmethod
@@ -411,10 +411,6 @@ class Page(MetadataObject, frozen=True):
     def __post_init__(self) -> None:
         for name in (*self.branches, *self.tags):
             check_ref_name(name)
-
-    def pack(self) -> Any:
-        """As a map for msgpack, in order of names."""
-        return plain(self, ordered=True)
 
 
 def entries(of: Root | Page) -> dict[str, Any]:

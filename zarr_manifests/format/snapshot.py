@@ -50,7 +50,6 @@ from zarr_manifests.format.records import (
     check_texts,
     drop_copies,
     pack,
-    plain,
     record,
     unpack,
     with_copies,
@@ -278,10 +277,6 @@ class MarksPage(MetadataObject, frozen=True):
 
     def __post_init__(self) -> None:
         check_marks("marks", self.marks, MOST_IN_PAGE)
-
-    def pack(self) -> Any:
-        """As a map for msgpack, in order of names."""
-        return plain(self, ordered=True)
 
 
 class DeltaEntry(Record, frozen=True, rename={"changes_nodes": "nodes"}):
