@@ -21,8 +21,9 @@ labels, so that a label that was rounded when it was stored is found again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -83,6 +84,7 @@ class StoredGroup(StoredArrays):
         super().__init__(contents, path)
         self._path = path
         self._likes: dict[str, xr.Variable] = {}
+        self._labels: dict[str, tuple[npt.NDArray[Any], xr.Variable]] = {}
         self.exists = self._group is not None
         is_v3 = self._group is None or V3_DOCUMENT in self._group.documents
         self.zarr_format: Literal[2, 3] = 3 if is_v3 else 2
@@ -119,16 +121,23 @@ class StoredGroup(StoredArrays):
             found: xr.Variable = encode_zarr_variable(own, name=name, zarr_format=self.zarr_format)
         return found
 
+    def once(self, name: str, labels: npt.NDArray[Any], encode: Callable[[], Any]) -> xr.Variable:
+        """The labels encoded; only once, although an append asks for them three times."""
+        held = self._labels.get(name)
+        if held is None or held[0].dtype != labels.dtype or not np.array_equal(held[0], labels):
+            self._labels[name] = held = labels, encode()
+        return held[1]
+
     def labels(self, dim: str, given: xr.Variable) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The labels along a dimension, and given ones as they would be read back, of one type."""
         if dim not in self.nodes or self.meta(dim).dimension_names != (dim,):
             return given.values[:0], given.values
-        stored, encoded = self.values(dim), np.asarray(self.encoded(dim, given).values)
+        stored, encode = self.values(dim), partial(self.encoded, dim, given)
+        encoded = np.asarray(self.once(dim, given.values, encode).values)
         if {stored.dtype.kind, encoded.dtype.kind} & set("OUT"):
             stored, encoded = stored.astype(object), encoded.astype(object)
         with quiet():  # `write` itself reports what they warn of
-            both = np.concatenate((stored, encoded))
-            variable = xr.Variable((dim,), both, self.attributes[dim])
+            variable = xr.Variable((dim,), np.append(stored, encoded), self.attributes[dim])
             labels = decode_cf_variable(dim, variable, stack_char_dim=False).values
         return labels[: len(stored)], labels[len(stored) :]
 

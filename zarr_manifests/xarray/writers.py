@@ -693,15 +693,19 @@ def _encoded(
         variable = variable.astype(np.float64)  # xarray adds no offset to whole numbers
     given: Any = variable.copy(deep=False)
     given.encoding = how
+    encode = partial(encode_zarr_variable, zarr_format=there.zarr_format)
     if fit is None:
-        found: xr.Variable = encode_zarr_variable(given, name=name, zarr_format=there.zarr_format)
+        found: xr.Variable = encode(given, name=name)
         return found
     if given.chunks is None:
         given.load()  # once, if it is of a file
-    checked = fit.checked(given, partial(encode_zarr_variable, zarr_format=there.zarr_format))
-    if fit.stored is not None and given.chunks is None:
-        fit.check_beside(given.values, checked.values, partial(there.values, name))
-    return checked
+
+    checked = partial(fit.checked, given, encode)
+    if fit.stored is None or given.chunks is not None:
+        return checked()
+    codes = there.once(name, given.values, checked) if given.dims == (name,) else checked()
+    fit.check_beside(given.values, codes.values, partial(there.values, name))
+    return codes
 
 
 def _set_attributes(group: zarr.Group, attributes: Mapping[str, Any]) -> None:
