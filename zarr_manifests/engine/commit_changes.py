@@ -101,7 +101,7 @@ class CommitRequest(Struct, frozen=True):
 class _Prepared(Struct, frozen=True):
     """An encoded commit; only its snapshot depends on the tip it lands on.
 
-    Its effect was computed before the turn, so that nobody waits for it.
+    Its effect and totals were computed before the turn, so that nobody waits for them.
     """
 
     delta: Delta
@@ -110,6 +110,7 @@ class _Prepared(Struct, frozen=True):
     tables: Mapping[bytes, Sequence[Rows]]
     entry: DeltaEntry
     effect: Effect
+    totals: dict[str, int]
 
 
 def commit(workspace: Workspace, branch: str, request: CommitRequest) -> Landed:
@@ -250,7 +251,7 @@ def _prepare(
     entry = replace(entry, zones=None if zones is None else zones.ref)
     kind = kind_of(context, view, changes, tables)
     effect = effect_of(delta, tables, view, context.objects)
-    return _Prepared(delta, uploads, kind, tables, entry, effect)
+    return _Prepared(delta, uploads, kind, tables, entry, effect, totals_of(tables))
 
 
 def _place(
@@ -277,7 +278,7 @@ def _place(
         written_ms=max(context.runtime.now_ms(), tip.written_ms),
         deltas=(*before.deltas, entry),
         log=entry.log,
-        totals=totals_of(prepared.tables),
+        totals=prepared.totals,
         marks=marks,
         marks_page=page,
         # Amending a merge, as opposed to committing on top of one, leaves it one.
