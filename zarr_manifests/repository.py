@@ -775,8 +775,7 @@ class Repository:
         1 chunk, 13 bytes - True
         """
         if not estimate:
-            contents = self.readonly_session(version)._contents
-            return engine.overlay.usage_of(contents, path)
+            return engine.overlay.usage_of(self.readonly_session(version)._contents, path)
         usage = opened(lambda: totals_of(self._context.open_branch(self._refs.resolve(version).at)))
         if path is None:
             return usage

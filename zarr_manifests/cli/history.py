@@ -79,8 +79,7 @@ def run_log(
     refs, short = _refs(repo), short_ids(info.id for info in shown)
     text = _line if oneline else _entry
     lines = [text(info, refs.get(info.id, ()), short[info.id]) for info in shown]
-    records = [_record(info, refs.get(info.id, ())) for info in shown]
-    return Told(records, [*lines, *older])
+    return Told([_record(info, refs.get(info.id, ())) for info in shown], [*lines, *older])
 
 
 def _first[T](entries: Iterator[T], most: int | None, what: str) -> tuple[list[T], list[Text]]:

@@ -70,8 +70,7 @@ def run_clone(repo: Repo, dest: str, *, to_option: Pairs = None) -> object:
     dest :
         Where to: an empty place, or a clone made before.
     """
-    options = storage_options(dest, to_option, "--to-option")
-    return zm.clone(repo, dest, storage_options=options)
+    return zm.clone(repo, dest, storage_options=storage_options(dest, to_option, "--to-option"))
 
 
 @verb

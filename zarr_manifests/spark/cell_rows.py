@@ -154,8 +154,7 @@ def rows(spark: SparkSession, job: Job) -> DataFrame:
         schema = StructType([StructField(f"c{n}", kind) for n, kind in enumerate(lists)])
         schema.add("length", IntegerType())
     # As many partitions as numbers, so that each task gets one.
-    numbers = spark.range(0, job.tasks, 1, max(job.tasks, 1))
-    found = mapped(numbers, task, schema)
+    found = mapped(spark.range(0, job.tasks, 1, max(job.tasks, 1)), task, schema)
     return _cells_of(found, job) if in_lines else found
 
 

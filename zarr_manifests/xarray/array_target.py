@@ -194,9 +194,7 @@ class DatasetWriter(ArrayWriter):
         # assemble arrays from what the blocks return.
         persisted = persist(*written, scheduler=scheduler)  # type: ignore[no-untyped-call]
         blocks = [block for array in persisted for block in array.to_delayed().ravel()]
-        results: tuple[_Written, ...]
-        results = compute(*blocks, scheduler=scheduler)  # type: ignore[no-untyped-call]
-        return results
+        return compute(*blocks, scheduler=scheduler)  # type: ignore[no-untyped-call,no-any-return]
 
 
 # --- where dask computes -------------------------------------------------------------------------

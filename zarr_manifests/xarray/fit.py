@@ -41,6 +41,8 @@ _PART: Final = 2**18
 """Number of values that are encoded and compared together: they fit in a processor's cache."""
 _LISTED: Final = 3
 _PACKING: Final = {"scale_factor": 1.0, "add_offset": 0.0}
+_LABELS: Final = 64
+"""Chunks of labels that appends will follow: of 8 bytes each, they are still stored inline."""
 _ULPS: Final = 8
 """How many units in the last place packing and unpacking may change a value."""
 _SECOND: Final = timedelta(seconds=1)
@@ -544,24 +546,27 @@ def fit_of(name: str, stored: np.dtype[Any], attributes: Mapping[str, Any]) -> F
 def of_first_label(
     ds: xr.Dataset, dim: Hashable, encoding: Mapping[Hashable, Mapping[str, Any]]
 ) -> tuple[xr.Dataset, Mapping[Hashable, Mapping[str, Any]]]:
-    """The dataset and encodings that make room for times after the first; see `units_of_first`.
+    """The dataset and encodings that make room for labels after the first; see `units_of_first`.
 
-    Units that the encodings name stay.
+    Units and chunks that the encodings name stay.
     """
     for name, variable in ds.variables.items():
-        how = encoding.get(name, variable.encoding)
+        how, room = encoding.get(name, variable.encoding), dict[str, Any]()
+        few = variable.dims == (name,) == (dim,) and variable.size < _LABELS
+        if few and how.keys().isdisjoint(("chunks", "shards")):
+            room["chunks"] = (_LABELS,)
         asked = name in encoding and "units" in how
         in_memory = variable.dtype.kind in "mM" and variable.chunks is None
-        if asked or not in_memory or dim not in variable.dims or ds.sizes[dim] != 1:
-            continue
-        dtype = np.dtype(how.get("dtype") or np.int64)
-        units = units_of_first(variable.values, how.get("units"), dtype)
-        if units is not None:
-            timed = variable.copy(deep=False)
-            timed.encoding = {**how, "units": units}
-            ds = ds.assign({name: timed})
+        if not asked and in_memory and dim in variable.dims and ds.sizes[dim] == 1:
+            dtype = np.dtype(how.get("dtype") or np.int64)
+            units = units_of_first(variable.values, how.get("units"), dtype)
+            room |= {} if units is None else {"units": units}
+        if room:
+            roomy = variable.copy(deep=False)
+            roomy.encoding = {**how, **room}
+            ds = ds.assign({name: roomy})
             if name in encoding:
-                encoding = {**encoding, name: timed.encoding}
+                encoding = {**encoding, name: roomy.encoding}
     return ds, encoding
 
 

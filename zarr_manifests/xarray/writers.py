@@ -118,7 +118,8 @@ def write(
         `append_dim` or `region` says where.
     append_dim : hashable, optional
         Append along this dimension, behind what others append in the meantime; if the group has no
-        data yet, it is created. Nodes of a tree without the dimension are written over.
+        data yet, it is created, with 64 labels of the dimension to a chunk. Nodes of a tree without
+        the dimension are written over.
     region : mapping or "auto", optional
         Write to this part of the existing arrays, as in `Dataset.to_zarr`. Not of a tree.
     encoding : mapping, optional

@@ -138,3 +138,21 @@ def test_dask_blocks_of_any_size_make_an_array(encoding: dict[str, Any], blocks:
 def test_names_in_encoding_are_compared() -> None:
     with pytest.raises(InvalidArgumentError, match=r"'zz', which is not a variable.*: t, x"):
         zm.write(field(), MemoryStorage(), message="fails", encoding={"zz": {}})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "chunks"),
+    [({}, 64), ({"time": {"units": "hours since 1970-01-01"}}, 64), ({"time": {"chunks": (7,)}}, 7)],
+)
+def test_labels_that_are_appended_one_by_one_share_chunks(
+    encoding: dict[str, Any], chunks: int
+) -> None:
+    storage, days = MemoryStorage(), 70
+    times = np.arange(days).astype("M8[D]").astype("M8[ns]")
+    whole = xr.Dataset({"t": ("time", np.arange(days) * 1.5)}, {"time": times})
+    for day in range(days):
+        zm.write(whole.isel(time=[day]), storage, append_dim="time", encoding=encoding)
+    usage = zm.open(storage).du()
+    assert usage["time"].chunks == -(-days // chunks)
+    assert usage["t"].chunks == days  # values have the chunks that xarray gives them
+    xr.testing.assert_identical(opened(storage), whole)
