@@ -402,8 +402,7 @@ def export(
         source = repository_of(source).readonly_session(version)
     elif version is not None:
         raise InvalidArgumentError("a session reads one snapshot: give a version with a repository")
-    contents = contents_of(source.store)
-    return exports.export(contents, dest, format, path, storage_options)
+    return exports.export(contents_of(source.store), dest, format, path, storage_options)
 
 
 def _import(

@@ -142,6 +142,19 @@ def test_an_append_that_was_overtaken_goes_behind(spark: SparkSession, url: str)
         write_dataframe(rows, overtaken(url, winds("2025-01"), append_dim="time"), "/", **how)
 
 
+def test_a_first_time_has_room_for_others(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    """Days after the first would not fit an hour on, and each would have a chunk of its own."""
+    rows, place = read(spark, url, where={"time": "2024-01"}), str(tmp_path / "new")
+    how: dict[str, Any] = {"mode": "create"}
+    for hour in range(3):
+        at = f.col("time") + f.expr(f"INTERVAL {hour} HOURS 15 MINUTES")
+        write_dataframe(rows.withColumn("time", at), place, "/", dims=DIMS, **how)
+        how = {"append_dim": "time"}
+    found = opened(place)
+    assert [str(time)[11:16] for time in found.time.values] == ["00:15", "01:15", "02:15"]
+    assert zm.open(place).du()["time"].chunks == 1
+
+
 def test_a_region_that_others_changed_is_a_conflict(spark: SparkSession, url: str) -> None:
     storage = overtaken(url, winds() * 2, mode="a")
     with pytest.raises(ConflictError):

@@ -72,7 +72,7 @@ from zarr_manifests.spark.job import (
 from zarr_manifests.spark.source import Source
 from zarr_manifests.spark.tasks import PICKLE, mapped, results
 from zarr_manifests.store import contents_of, workspace_of
-from zarr_manifests.xarray.fit import MisfitError, fit_of
+from zarr_manifests.xarray.fit import MisfitError, fit_of, of_first_label
 from zarr_manifests.xarray.stored_group import StoredGroup, check_agreement, same_labels
 from zarr_manifests.xarray.writers import to_session
 
@@ -585,6 +585,8 @@ def _create(
         arrays.open_array_in(store, name, shape)
     if new:
         coordinates = xr.Dataset(coords=new, attrs=empty.attrs)
+        for dim in (dim for dim in new if len(new[dim]) == 1):
+            coordinates, _ = of_first_label(coordinates, dim, {})
         to_session(coordinates, session, **how)
 
 

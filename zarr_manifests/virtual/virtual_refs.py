@@ -323,8 +323,7 @@ class VirtualReader:
         if container not in self._storages:
             await asyncio.to_thread(self._opened, container)
         try:
-            storage = self._storages[container]
-            found = await storage.get_version_async(place.path, start, length)
+            found = await self._storages[container].get_version_async(place.path, start, length)
         except ObjectNotFoundError as error:
             raise _missing(place) from error
         return _checked(place, source, start, found)[0]

@@ -142,7 +142,11 @@ def test_names_in_encoding_are_compared() -> None:
 
 @pytest.mark.parametrize(
     ("encoding", "chunks"),
-    [({}, 64), ({"time": {"units": "hours since 1970-01-01"}}, 64), ({"time": {"chunks": (7,)}}, 7)],
+    [
+        ({}, 64),
+        ({"time": {"units": "hours since 1970-01-01"}}, 64),
+        ({"time": {"chunks": (7,)}}, 7),
+    ],
 )
 def test_labels_that_are_appended_one_by_one_share_chunks(
     encoding: dict[str, Any], chunks: int
