@@ -136,11 +136,14 @@ class KnownZones(Struct, frozen=True):
         Also those in `newer`. None if there are none.
         """
         meaning = Meaning.of(node.documents)
-        found = []
-        for zones in chain(self.near(node.node_id, table.box), newer):
-            if (zones.meaning, zones.bounds.low.dtype) == (meaning.digest, meaning.dtype):
-                kept = taken(zones, valid(zones, table))
-                found += [kept] if len(kept) else []
+        some = [
+            zones
+            for zones in chain(self.near(node.node_id, table.box), newer)
+            if (zones.meaning, zones.bounds.low.dtype) == (meaning.digest, meaning.dtype)
+        ]
+        if some and len(whole := merged(some)) == sum(map(len, some)):
+            some = [whole]  # of no chunk there are two, as after appends
+        found = [kept for zones in some if len(kept := taken(zones, valid(zones, table)))]
         if not found:
             return None
         whole = merged(found)

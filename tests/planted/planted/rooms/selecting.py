@@ -86,14 +86,14 @@ FAULTS = [
     Fault(
         "bounds-of-another-packing-count",
         "engine/zones.py",
-        "if (zones.meaning, zones.bounds.low.dtype) == (meaning.digest, meaning.dtype):",
-        "if zones.bounds.low.dtype == meaning.dtype:",
+        "if (zones.meaning, zones.bounds.low.dtype) == (meaning.digest, meaning.dtype)",
+        "if zones.bounds.low.dtype == meaning.dtype",
     ),
     Fault(
         "bounds-count-for-a-chunk-that-was-replaced",
         "engine/zones.py",
-        "kept = taken(zones, valid(zones, table))",
-        "kept = zones",
+        "kept := taken(zones, valid(zones, table))",
+        "kept := zones",
     ),
     Fault(
         "bounds-of-pages-count-for-chunks-that-have-changed",
