@@ -193,6 +193,7 @@ def test_few_requests_hold_large_values_at_a_time(monkeypatch: pytest.MonkeyPatc
         one: dict[str, Any] = {"shape": (MIB,), "chunks": (MIB,), "dtype": "u1"}
         zarr.create_array(store, name="a", compressors=None, **one)[:] = 1
     held = most = 0
+    two_at_once = asyncio.Event()
 
     async def receive() -> Any:
         await asyncio.Event().wait()
@@ -202,6 +203,9 @@ def test_few_requests_hold_large_values_at_a_time(monkeypatch: pytest.MonkeyPatc
         if message["type"] == "http.response.start":
             held += 1
             most = max(most, held)
+            if held == 2:
+                two_at_once.set()
+            await asyncio.wait_for(two_at_once.wait(), 60)
         elif not message.get("more_body"):
             held -= 1
         await asyncio.sleep(0)
