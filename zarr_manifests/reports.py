@@ -492,10 +492,10 @@ class RewriteReport(Report, Struct, frozen=True, kw_only=True):
         yield f"{self.path}: {', '.join(what) or 'other codecs'}"
         times = f"{self.reads_per_chunk:.3g} times" if self.reads_per_chunk > 1 else "once"
         done = self.snapshot_id is not None
-        old, new = ("shards" if shards else "chunks" for shards in self.shards)
+        old, new = ("shard" if shards else "chunk" for shards in self.shards)
         yield (
-            f"{'read' if done else 'would read'} {self.chunks_before:,} {old} {times}, "
-            f"and {'wrote' if done else 'write'} {self.chunks_after:,} {new}; "
+            f"{'read' if done else 'would read'} {count_text(self.chunks_before, old)} {times}, "
+            f"and {'wrote' if done else 'write'} {count_text(self.chunks_after, new)}; "
             f"tasks: {self.tasks:,}"
         )
 
