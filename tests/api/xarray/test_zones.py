@@ -123,6 +123,18 @@ def test_large_chunks_have_statistics(how: dict[str, Any], entries: int) -> None
     check(repository)
 
 
+def test_chunks_that_came_back_have_their_statistics() -> None:
+    """Also after a compaction, which finds newer ones of the chunks that they replaced."""
+    repository = zm.create(MemoryStorage())
+    for value in (1.0, 2.0):
+        ds = xr.Dataset({"t": ("x", np.full(4, value))})
+        zm.write(ds, repository, mode="a", encoding={} if value > 1 else {"t": {"chunks": (2,)}})
+    repository.revert(next(iter(repository.ancestry())).snapshot_id)
+    repository.compact(mode="full")
+    assert len(coords(repository, statistics=True)) == 2
+    check(repository)
+
+
 def test_codecs_that_may_change_values_have_no_statistics() -> None:
     repository = zm.create(MemoryStorage())
     ds = xr.Dataset({"t": ("x", np.linspace(0, 1, 8, dtype="f4"))})
