@@ -522,3 +522,26 @@ def test_weights_are_numbers_a_variable_or_the_cosine_of_a_coordinate() -> None:
     zm.write(ds, repo, message="metres", mode="w")
     with pytest.raises(InvalidArgumentError, match="'cos' of its coordinate in degrees"):
         repo.readonly_session().summarize("t", weights={"depth": "cos"})
+
+
+def test_weights_last_through_a_compaction_beside_older_ones() -> None:
+    """Those of a chunk that was replaced are of other latitudes, and are read last."""
+    repository = zm.create(MemoryStorage())
+
+    def append(number: int, lat: list[float]) -> None:
+        cells = (("time", "lat"), [[2.0, 5.0]], {"statistics_weights": "lat: cos"})
+        day = xr.Dataset({"t": cells}, {"time": [number], "lat": lat})
+        new = {} if number else {"t": {"chunks": (1, 2)}}
+        zm.write(day, repository, append_dim="time", encoding=new)
+
+    append(0, [0.0, 60.0])
+    repository.compact(mode="full")
+    with repository.transaction(message="other latitudes") as store:
+        zarr.open_array(store, path="lat")[:] = [0.0, 30.0]
+        zarr.open_array(store, path="t")[0] = 7.0
+    append(1, [0.0, 30.0])
+    repository.compact(mode="full")
+    session = repository.readonly_session()
+    found = session.summarize("t", {"time": [1]}, weights={"lat": "cos"})
+    assert found.attrs["chunks_read"] == 0
+    assert found["mean"] == pytest.approx(np.average([2, 5], weights=np.cos(np.radians([0, 30]))))

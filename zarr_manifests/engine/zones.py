@@ -141,12 +141,15 @@ class KnownZones(Struct, frozen=True):
             for zones in chain(self.near(node.node_id, table.box), newer)
             if (zones.meaning, zones.bounds.low.dtype) == (meaning.digest, meaning.dtype)
         ]
-        if some and len(whole := merged(some)) == sum(map(len, some)):
-            some = [whole]  # of no chunk there are two, as after appends
-        found = [kept for zones in some if len(kept := taken(zones, valid(zones, table)))]
-        if not found:
+        if not some:
             return None
-        whole = merged(found)
+        whole = merged(some)
+        # After appends all count, one for each chunk; else each is judged, before any is merged.
+        if len(whole) < sum(map(len, some)) or not valid(whole, table).all():
+            found = [kept for zones in some if len(kept := taken(zones, valid(zones, table)))]
+            if not found:
+                return None
+            whole = merged(found)
         return replace(whole, addresses=take(whole.addresses, np.arange(len(whole)), table.box))
 
 
